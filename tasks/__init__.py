@@ -1,0 +1,1 @@
+"""One room for each verb of a release."""

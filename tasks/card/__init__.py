@@ -1,0 +1,1 @@
+"""Provenance and reports -> marker regions -> README.md."""

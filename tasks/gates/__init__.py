@@ -1,0 +1,1 @@
+"""Measure, then judge: audit, smoke, gsm8k, acceptance."""

@@ -1,0 +1,1 @@
+"""Fetch the source, publish the release."""

@@ -1,0 +1,1 @@
+"""Base image + source patches -> serving image."""

@@ -1,0 +1,1 @@
+"""Source -> NVFP4 checkpoint, with NVIDIA ModelOpt."""

@@ -1,0 +1,1 @@
+"""Start an engine on a checkpoint, or find one, and talk to it."""
