@@ -1,8 +1,8 @@
-"""What differs between models, as data: which modules exist, which are quantized, which share scales.
+"""What differs between models, as data: modules, what is quantized, what shares scales.
 
-A `ModuleClass` names its modules by templates such as `layers.{layer}.mlp.experts.{expert}.up_proj`;
-the same template gives the pattern that recognises a name and, with a config, the list of all names.
-Nothing here reads a weight: names and config values in, names out.
+A `ModuleClass` names its modules by templates such as `mlp.experts.{expert}.up_proj`; one template
+gives both the pattern that recognises a name and, with a config, the list of all names. Nothing
+here reads a weight: names and config values in, names out.
 """
 
 from __future__ import annotations
@@ -13,12 +13,49 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
+from tasks.draft_layouts import (
+    DENSE,
+    DRAFT_LAYER,
+    FUSED,
+    PER_EXPERT,
+    PROJECTIONS,
+    DraftLayout,
+    draft_layer_count,
+    draft_tensors,
+    expand,
+    expert_count,
+    match_layout,
+    text_config,
+    under,
+)
 from tasks.errors import BadInputError
 from tasks.spec import QFormat
 
+__all__ = [
+    "ARCHITECTURES",
+    "QFORMATS",
+    "SCALE_SUFFIXES",
+    "Architecture",
+    "DraftLayout",
+    "Match",
+    "ModuleClass",
+    "amax_group",
+    "architecture_of",
+    "classify",
+    "draft_layer_count",
+    "draft_layout",
+    "draft_tensors",
+    "expected_modules",
+    "expert_count",
+    "last_full_attention",
+    "layer_types",
+    "main_analogue",
+    "split_tensor",
+    "text_config",
+]
+
 Where = Literal["model", "main", "draft"]
 LayerType = Literal["any", "full_attention", "linear_attention"]
-
 QFORMATS: tuple[QFormat, ...] = get_args(QFormat)
 WITH_MLP: frozenset[QFormat] = frozenset({"nvfp4", "nvfp4_mlp_only"})
 ALL: frozenset[QFormat] = frozenset(QFORMATS)
@@ -27,7 +64,6 @@ NEVER: frozenset[QFormat] = frozenset()
 
 SCALE_SUFFIXES = (".weight_scale", ".weight_scale_2", ".input_scale", ".k_scale", ".v_scale")
 """Tensors that ModelOpt's unified export puts beside a module's weight."""
-
 TENSOR_SUFFIXES = (".weight", ".bias", ".weight_scale_inv", *SCALE_SUFFIXES)
 
 
@@ -59,22 +95,6 @@ class ModuleClass:
     def must_be_bf16(self) -> bool:
         """Whether no qformat may quantize it."""
         return not self.quantized_in
-
-
-@dataclass(frozen=True)
-class DraftLayout:
-    """How a source names the draft head's tensors.
-
-    Attributes:
-        name: stable name, e.g. `qwen3.6-fused`.
-        tensors: templates of all tensor names, with `{layer}` and `{expert}`.
-        fused: tensor template -> (module templates that it holds, stacked along rows): the first
-            axis is the expert, the second is split evenly over the modules.
-    """
-
-    name: str
-    tensors: tuple[str, ...]
-    fused: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -126,30 +146,24 @@ class Match:
     expert: int | None
 
 
-def _under(parent: str, *leaves: str) -> tuple[str, ...]:
-    return tuple(f"{parent}.{leaf}" for leaf in leaves)
-
-
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-
 _COMMON = (
     ModuleClass(
         "attention",
-        _under("self_attn", "q_proj", "k_proj", "v_proj", "o_proj"),
+        under("self_attn", "q_proj", "k_proj", "v_proj", "o_proj"),
         layer_type="full_attention",
         quantized_in=UNIFORM,
         linear=True,
     ),
     ModuleClass(
         "deltanet",
-        _under("linear_attn", "in_proj_qkv", "in_proj_z", "out_proj"),
+        under("linear_attn", "in_proj_qkv", "in_proj_z", "out_proj"),
         layer_type="linear_attention",
         quantized_in=UNIFORM,
         linear=True,
     ),
     ModuleClass(
         "deltanet-gates",
-        _under("linear_attn", "in_proj_a", "in_proj_b"),
+        under("linear_attn", "in_proj_a", "in_proj_b"),
         layer_type="linear_attention",
         linear=True,
     ),
@@ -157,12 +171,12 @@ _COMMON = (
     ModuleClass("deltanet-norm", ("linear_attn.norm",), layer_type="linear_attention"),
     ModuleClass(
         "deltanet-decay",
-        _under("linear_attn", "A_log", "dt_bias"),
+        under("linear_attn", "A_log", "dt_bias"),
         layer_type="linear_attention",
         bare=True,
     ),
     ModuleClass(
-        "attention-norms", _under("self_attn", "q_norm", "k_norm"), layer_type="full_attention"
+        "attention-norms", under("self_attn", "q_norm", "k_norm"), layer_type="full_attention"
     ),
     ModuleClass("layer-norms", ("input_layernorm", "post_attention_layernorm")),
     ModuleClass("embeddings", ("model.language_model.embed_tokens",), where="model"),
@@ -180,13 +194,13 @@ _COMMON = (
 _MOE = (
     ModuleClass(
         "routed-experts",
-        _under("mlp.experts.{expert}", *_PROJECTIONS),
+        under("mlp.experts.{expert}", *PROJECTIONS),
         quantized_in=ALL,
         linear=True,
     ),
     ModuleClass(
         "shared-expert",
-        _under("mlp.shared_expert", *_PROJECTIONS),
+        under("mlp.shared_expert", *PROJECTIONS),
         quantized_in=WITH_MLP,
         linear=True,
     ),
@@ -194,7 +208,7 @@ _MOE = (
     ModuleClass("shared-expert-gate", ("mlp.shared_expert_gate",), linear=True),
 )
 
-_DENSE = (ModuleClass("mlp", _under("mlp", *_PROJECTIONS), quantized_in=WITH_MLP, linear=True),)
+_DENSE = (ModuleClass("mlp", under("mlp", *PROJECTIONS), quantized_in=WITH_MLP, linear=True),)
 
 _SHARED_AMAX = (
     ("q_proj", "k_proj", "v_proj"),
@@ -203,44 +217,6 @@ _SHARED_AMAX = (
 )
 
 
-def _weights(parent: str, *leaves: str) -> tuple[str, ...]:
-    return tuple(f"{name}.weight" for name in _under(parent, *leaves))
-
-
-_DRAFT_LAYER = "mtp.layers.{layer}"
-_DRAFT_FRAME = (
-    *_weights("mtp", "fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"),
-    *_weights(_DRAFT_LAYER, "input_layernorm", "post_attention_layernorm"),
-    *_weights(
-        f"{_DRAFT_LAYER}.self_attn", "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"
-    ),
-)
-_DRAFT_MOE = (
-    *_weights(f"{_DRAFT_LAYER}.mlp", "gate", "shared_expert_gate"),
-    *_weights(f"{_DRAFT_LAYER}.mlp.shared_expert", *_PROJECTIONS),
-)
-_DRAFT_EXPERT = f"{_DRAFT_LAYER}.mlp.experts.{{expert}}"
-
-FUSED = DraftLayout(
-    "qwen3.6-fused",
-    (
-        *_DRAFT_FRAME,
-        *_DRAFT_MOE,
-        f"{_DRAFT_LAYER}.mlp.experts.gate_up_proj",
-        f"{_DRAFT_LAYER}.mlp.experts.down_proj",
-    ),
-    {
-        f"{_DRAFT_LAYER}.mlp.experts.gate_up_proj": _under(_DRAFT_EXPERT, "gate_proj", "up_proj"),
-        f"{_DRAFT_LAYER}.mlp.experts.down_proj": _under(_DRAFT_EXPERT, "down_proj"),
-    },
-)
-PER_EXPERT = DraftLayout(
-    "qwen3.5-per-expert",
-    (*_DRAFT_FRAME, *_DRAFT_MOE, *_weights(_DRAFT_EXPERT, *_PROJECTIONS)),
-    {},
-)
-DENSE = DraftLayout("dense", (*_DRAFT_FRAME, *_weights(f"{_DRAFT_LAYER}.mlp", *_PROJECTIONS)), {})
-
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.name: architecture
     for architecture in (
@@ -248,7 +224,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             name="Qwen3_5MoeForConditionalGeneration",
             model_type="qwen3_5_moe",
             layers="model.language_model.layers.{layer}",
-            draft_layers=_DRAFT_LAYER,
+            draft_layers=DRAFT_LAYER,
             classes=(*_MOE, *_COMMON),
             shared_amax=_SHARED_AMAX,
             vision="model.visual*",
@@ -259,7 +235,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             name="Qwen3_5ForConditionalGeneration",
             model_type="qwen3_5",
             layers="model.language_model.layers.{layer}",
-            draft_layers=_DRAFT_LAYER,
+            draft_layers=DRAFT_LAYER,
             classes=(*_DENSE, *_COMMON),
             shared_amax=_SHARED_AMAX,
             vision="model.visual*",
@@ -287,12 +263,6 @@ def architecture_of(config: Mapping[str, Any], origin: str) -> Architecture:
             f"Use a model of {known}.",
         )
     return found
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json that describes the language model."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
 
 
 def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -325,16 +295,6 @@ def last_full_attention(config: Mapping[str, Any]) -> int:
             "A draft head needs one to mirror.",
         )
     return full[-1]
-
-
-def draft_layer_count(config: Mapping[str, Any]) -> int:
-    """Layers of the draft head as the config declares them (1 when it does not say)."""
-    return int(text_config(config).get("mtp_num_hidden_layers") or 1)
-
-
-def expert_count(config: Mapping[str, Any]) -> int:
-    """Routed experts of a layer; 0 for a dense model."""
-    return int(text_config(config).get("num_experts") or 0)
 
 
 @cache
@@ -395,15 +355,6 @@ def classify(architecture: Architecture, tensor: str) -> Match | None:
     return None
 
 
-def _expand(template: str, layer: int | None, experts: int) -> Iterator[str]:
-    name = template if layer is None else template.replace("{layer}", str(layer))
-    if "{expert}" not in name:
-        yield name
-        return
-    for expert in range(experts):
-        yield name.replace("{expert}", str(expert))
-
-
 def expected_modules(
     architecture: Architecture, config: Mapping[str, Any], *, draft: bool
 ) -> Iterator[tuple[str, ModuleClass]]:
@@ -430,7 +381,7 @@ def expected_modules(
             for layer in layers:
                 kind = "full_attention" if of_draft else kinds[layer]
                 if item.layer_type in ("any", kind):
-                    yield from ((name, item) for name in _expand(template, layer, experts))
+                    yield from ((name, item) for name in expand(template, layer, experts))
 
 
 def main_analogue(architecture: Architecture, config: Mapping[str, Any], module: str) -> str | None:
@@ -454,54 +405,12 @@ def amax_group(architecture: Architecture, module: str) -> tuple[str, ...]:
     return (module,)
 
 
-def draft_tensors(layout: DraftLayout, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """All tensor names that a source of this layout and config has for its draft head."""
-    experts = expert_count(config)
-    names: list[str] = []
-    for template in layout.tensors:
-        layers = range(draft_layer_count(config)) if "{layer}" in template else (None,)
-        for layer in layers:
-            names.extend(_expand(template, layer, experts))
-    return tuple(names)
-
-
 def draft_layout(
     architecture: Architecture, config: Mapping[str, Any], names: Collection[str], origin: str
 ) -> DraftLayout:
-    """The layout of a source's draft head, told by its `mtp.*` names (FP8 scales apart).
-
-    Args:
-        architecture: the source's.
-        config: its config.json.
-        names: all its tensor names.
-        origin: its path, named in errors.
+    """The layout of a source's draft head among those that its architecture knows.
 
     Raises:
-        BadInputError: `draft-missing` without any `mtp.*`; `draft-layout` when no layout has
-            exactly these names: the nearest one and the first difference are named.
+        BadInputError: as `match_layout`.
     """
-    present = {
-        name for name in names if name.startswith("mtp.") and not name.endswith("_scale_inv")
-    }
-    if not present:
-        raise BadInputError(
-            "draft-missing",
-            f"{origin}: no mtp.* tensor, so there is no draft head to carry over.",
-            "Use a source that has one, or set draft.precision to none.",
-        )
-    best, difference = architecture.layouts[0], None
-    for layout in architecture.layouts:
-        unlike = present ^ set(draft_tensors(layout, config))
-        if not unlike:
-            return layout
-        if difference is None or len(unlike) < len(difference):
-            best, difference = layout, unlike
-    first = min(difference or set())
-    word = "unexpected" if first in present else "missing"
-    known = ", ".join(layout.name for layout in architecture.layouts)
-    raise BadInputError(
-        "draft-layout",
-        f"{origin}: draft head is of no known layout ({known}): nearest is {best.name},"
-        f" {len(difference or ())} names differ, first: {first} ({word}).",
-        "Add the layout to tasks/architectures.py, or set draft.precision to none.",
-    )
+    return match_layout(architecture.layouts, config, names, origin)
