@@ -118,6 +118,12 @@ class Endpoint(Record):
     model: str | None = Field(default=None, description="served model name; None: ask the server")
     log: Path | None = None
     command: tuple[str, ...] = Field(default=(), description="what was executed to start it")
+    pidfile: Path | None = Field(
+        default=None, description="names the process, where this program started one"
+    )
+    container: str | None = Field(
+        default=None, description="id of the container, where this program started one"
+    )
 
 
 class Verdict(StrEnum):

@@ -120,6 +120,14 @@ class ContainerStart(Part):
     gpus: Literal["all", "none"] = Field(default="all", description="GPUs to request")
     memory_gib: float | None = Field(default=None, gt=0, description="Memory limit, GiB")
     shm_gib: float = Field(default=8, gt=0, description="Shared memory, GiB")
+    python: str = Field(default="python3", description="Interpreter inside the image")
+    mounts: dict[str, str] = Field(
+        default_factory=dict,
+        description="More read-only mounts: folder in the container -> folder here",
+    )
+    command: tuple[str, ...] = Field(
+        default=(), description="Instead of the engine's own command line, as for a process"
+    )
 
 
 class ProcessStart(Part):
@@ -129,6 +137,11 @@ class ProcessStart(Part):
     python: str | None = Field(
         default=None,
         description="Interpreter that has the engine; unset: this one",
+    )
+    command: tuple[str, ...] = Field(
+        default=(),
+        description="Instead of the engine's own command line, one word an entry; {python},"
+        " {checkpoint}, {port}, {model_name} and {context_length} are filled in",
     )
 
 

@@ -1,0 +1,276 @@
+"""The container engine: the serving image on a read-only checkpoint, loopback only.
+
+The container is named and labelled after its run, so that whoever comes later can tell whether the
+run that it belongs to still lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import Endpoint, Image
+from tasks.errors import BadInputError, QuantgateError, TransientError
+from tasks.image.docker import docker_answers, docker_engine
+from tasks.serve import procfs
+from tasks.serve.environment import engine_environment
+from tasks.serve.flags import engine_command, says_nvfp4
+from tasks.serve.ports import free_port
+from tasks.serve.process import GRACE, fill, set_aside
+from tasks.spec import ContainerStart, ServeSpec
+
+INSIDE = "/checkpoint"
+"""Where the checkpoint is mounted in the container."""
+RUN_LABEL = "quantgate.run"
+FOLDER_LABEL = "quantgate.folder"
+OWNER_LABEL = "quantgate.owner"
+VERSION_LABEL = "quantgate.sglang-version"
+_GIB = 1 << 30
+
+
+@contextlib.contextmanager
+def serve_container(
+    checkpoint: Path,
+    spec: ServeSpec,
+    start: ContainerStart,
+    image: Image | None,
+    log: Path,
+    run: str,
+) -> Iterator[Endpoint]:
+    """Start the image on `checkpoint`; yields the endpoint, and always removes the container.
+
+    Raises:
+        BadInputError: no image is named, or it is not there.
+        QuantgateError: Docker is missing, or refuses (no GPU, no memory limit, name in use).
+    """
+    reference = start.image or (image.id if image else None)
+    if reference is None:
+        raise BadInputError(
+            "serve-image",
+            "serve.start.image: no image to start.",
+            "Name one, or give the release an `image` to build.",
+        )
+    environment = engine_environment({}, spec.env)
+    with docker_engine() as client:
+        version = _engine_version(client, reference, image)
+        port = free_port(spec.port)
+        command = _command(spec, start, checkpoint, port, version)
+        set_aside(log)
+        container = _create(client, reference, command, environment, checkpoint, start, log, run)
+        try:
+            _start(container)
+            with _log_kept(container, log):
+                yield Endpoint(
+                    url=f"http://127.0.0.1:{port}",
+                    engine=spec.engine,
+                    model=spec.model_name,
+                    log=log,
+                    command=command,
+                    container=container.id,
+                )
+        finally:
+            _remove(container)
+
+
+def _engine_version(client: Any, reference: str, image: Image | None) -> str | None:
+    from docker.errors import DockerException, ImageNotFound
+
+    if image is not None and image.id == reference:
+        return image.engine_version
+    try:
+        labels = client.images.get(reference).labels
+    except ImageNotFound as error:
+        raise BadInputError(
+            "serve-image-missing",
+            f"serve.start.image: {reference} is not on this Docker engine.",
+            "Pull or build it first.",
+        ) from error
+    except DockerException as error:
+        raise TransientError("docker-refused", _one_line(error), "Look at Docker's log.") from error
+    return labels.get(VERSION_LABEL) if labels else None
+
+
+def _command(
+    spec: ServeSpec, start: ContainerStart, checkpoint: Path, port: int, version: str | None
+) -> tuple[str, ...]:
+    if start.command:
+        return fill(start.command, spec, python=start.python, checkpoint=INSIDE, port=port)
+    return engine_command(
+        spec,
+        python=start.python,
+        checkpoint=INSIDE,
+        port=port,
+        version=version,
+        nvfp4=says_nvfp4(checkpoint),
+    )
+
+
+def _create(
+    client: Any,
+    reference: str,
+    command: tuple[str, ...],
+    environment: dict[str, str],
+    checkpoint: Path,
+    start: ContainerStart,
+    log: Path,
+    run: str,
+) -> Any:
+    from docker.errors import DockerException
+    from docker.types import DeviceRequest, Mount
+
+    mounts = {INSIDE: checkpoint, **{to: Path(path) for to, path in start.mounts.items()}}
+    gpus = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if start.gpus == "all" else []
+    memory = int(start.memory_gib * _GIB) if start.memory_gib else None
+    try:
+        return client.containers.create(
+            reference,
+            list(command),
+            name=container_name(run),
+            labels={
+                RUN_LABEL: run,
+                FOLDER_LABEL: str(log.parent),
+                OWNER_LABEL: f"{os.getpid()}:{procfs.started(os.getpid())}",
+            },
+            environment=environment,
+            mounts=[
+                Mount(to, str(path.absolute()), type="bind", read_only=True)
+                for to, path in mounts.items()
+            ],
+            network_mode="host",
+            init=True,
+            stop_signal="SIGTERM",
+            mem_limit=memory,
+            memswap_limit=memory,
+            shm_size=int(start.shm_gib * _GIB),
+            device_requests=gpus,
+            security_opt=["no-new-privileges"],
+            detach=True,
+        )
+    except DockerException as error:
+        raise refusal(error) from error
+
+
+def _start(container: Any) -> None:
+    from docker.errors import DockerException
+
+    try:
+        container.start()
+    except DockerException as error:
+        raise refusal(error) from error
+
+
+def refusal(error: Exception) -> QuantgateError:
+    """The engine's refusal in one line, with what to do about it."""
+    words = _one_line(error)
+    if "could not select device driver" in words:
+        return QuantgateError(
+            "docker-no-gpu",
+            "Docker has no GPU driver for serve.start.gpus `all`.",
+            "Install the NVIDIA container toolkit, or set serve.start.gpus to `none`.",
+        )
+    if "is already in use" in words:
+        return QuantgateError(
+            "docker-name-taken",
+            f"Another container serves for this run: {words}.",
+            "Let it end, or remove it.",
+        )
+    return TransientError("docker-refused", f"Docker refuses: {words}.", "Look at Docker's log.")
+
+
+@contextlib.contextmanager
+def _log_kept(container: Any, log: Path) -> Iterator[None]:
+    """Everything that the container prints, in `log`, until it has ended."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    stream = container.logs(stream=True, follow=True)
+
+    def copy() -> None:
+        with log.open("ab") as file, contextlib.suppress(Exception):
+            for piece in stream:
+                file.write(piece)
+                file.flush()
+
+    keeper = threading.Thread(target=copy, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        _stop(container)
+        keeper.join(timeout=GRACE)
+
+
+def _stop(container: Any) -> None:
+    from docker.errors import DockerException
+
+    with contextlib.suppress(DockerException):
+        container.stop(timeout=int(GRACE))
+
+
+def _remove(container: Any) -> None:
+    from docker.errors import DockerException, NotFound
+
+    try:
+        container.remove(force=True, v=True)
+    except NotFound:
+        return
+    except DockerException:
+        # Another stop may be removing it at this moment; what stays is found by its label.
+        return
+
+
+def container_name(run: str) -> str:
+    """The name of the container that serves for `run`."""
+    return "quantgate-" + re.sub(r"[^\w.-]", "_", run)
+
+
+def container_alive(identity: str) -> bool:
+    """Whether the container still runs; False when it is gone or Docker does not answer."""
+    from docker.errors import DockerException
+
+    try:
+        with docker_engine(timeout=30) as client:
+            return bool(client.containers.get(identity).status == "running")
+    except (DockerException, QuantgateError):
+        return False
+
+
+def remove_leftovers(root: Path) -> list[str]:
+    """Remove containers under `root` whose run is dead; the names of those runs."""
+    return _remove_where(
+        lambda labels: _within(labels, root) and not _owner_alive(labels.get(OWNER_LABEL, ""))
+    )
+
+
+def remove_containers_of(folder: Path) -> list[str]:
+    """Remove every container that serves for the run in `folder`, whoever started it."""
+    return _remove_where(lambda labels: _within(labels, folder))
+
+
+def _remove_where(wanted: Any) -> list[str]:
+    if not docker_answers():
+        return []
+    removed = []
+    with docker_engine() as client:
+        for container in client.containers.list(all=True, filters={"label": RUN_LABEL}):
+            if wanted(container.labels):
+                _stop(container)
+                _remove(container)
+                removed.append(container.labels[RUN_LABEL])
+    return removed
+
+
+def _within(labels: dict[str, str], folder: Path) -> bool:
+    return Path(labels.get(FOLDER_LABEL, "/")).is_relative_to(folder.absolute())
+
+
+def _owner_alive(owner: str) -> bool:
+    pid, _, start = owner.partition(":")
+    return pid.isdigit() and procfs.alive(int(pid), start)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
