@@ -1,0 +1,135 @@
+"""One release: from a source model to a publication, a rejection or an honest "cannot tell"."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prefect import flow, runtime
+from tasks.card.task import collect_samples, write_card
+from tasks.image.task import build_image
+from tasks.quantize.preflight import check_source
+
+from flows.bars import bars
+from flows.decide import Decision, judge
+from flows.plan import plan
+from flows.preflight import preflight
+from flows.tell import tell_decision, tell_gates, tell_plan
+from tasks.artifacts import (
+    Card,
+    Checkpoint,
+    GateReport,
+    Image,
+    Publication,
+    ReleaseVerdict,
+    Source,
+    Verdict,
+)
+from tasks.errors import BadInputError
+from tasks.gates.task import gate_audit, gate_served, reusable, served_gates
+from tasks.hub.task import fetch_source, publish_release
+from tasks.quantize.task import quantize_checkpoint
+from tasks.requant.task import requantize_draft
+from tasks.run import Run, default_root
+from tasks.serve.task import start_engine
+from tasks.spec import ReleaseSpec
+from tasks.store import write_whole
+
+
+def _run_name() -> str:
+    name = runtime.flow_run.parameters["spec"].name
+    return f"{name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+@flow(name="release", flow_run_name=_run_name)
+def release(spec: ReleaseSpec, root: Path | None = None) -> Decision:
+    """Quantize, requantize the draft head, audit, serve once, gate, decide, document, publish.
+
+    Args:
+        spec: the release.
+        root: folder for `releases/` and the artifact store; unset: QUANTGATE_ROOT, else here.
+
+    Raises:
+        BadInputError: the spec cannot be carried out; nothing was spent.
+    """
+    root = root or default_root()
+    preflight(spec, root)
+    with bars() as bar:
+        run = Run.start(spec, root, bar)
+        source = _checked_source(run)
+        tell_plan(plan(run, source))
+        decision = _carry_out(run, source)
+    write_whole(run.folder / "decision.json", decision.model_dump_json(indent=2))
+    tell_decision(decision, run.ledger)
+    return decision
+
+
+def _checked_source(run: Run) -> Source:
+    """Fetch the source; one that cannot be released leaves no run behind."""
+    try:
+        source = fetch_source(run)
+        check_source(run.spec, source.path, run.root)
+    except BadInputError:
+        shutil.rmtree(run.folder)
+        raise
+    return source
+
+
+def _carry_out(run: Run, source: Source) -> Decision:
+    quantized = quantize_checkpoint(run, source)
+    checkpoint = requantize_draft(run, source, quantized)
+    reports = {"audit": gate_audit(run, source, checkpoint)}
+    image = build_image(run)
+    if reports["audit"].verdict is not Verdict.FAIL:
+        reports |= _gates_on_one_server(run, checkpoint, image)
+    tell_gates(reports)
+    verdict, why = judge(reports, ("audit", *served_gates(run.spec)))
+    if verdict is not ReleaseVerdict.RELEASED:
+        return _decision(run, checkpoint, reports, verdict, why)
+    card = write_card(
+        run, source, checkpoint, image, reports, collect_samples(run, source, checkpoint)
+    )
+    publication = publish_release(run, checkpoint, card)
+    return _decision(run, checkpoint, reports, verdict, why, card, publication)
+
+
+def _gates_on_one_server(
+    run: Run, checkpoint: Checkpoint, image: Image | None
+) -> dict[str, GateReport]:
+    """Every served gate on one engine; no engine when all are in the store already."""
+    gates = served_gates(run.spec)
+    reports: dict[str, GateReport] = {}
+    with ExitStack() as engines:
+        needed = not all(reusable(run, gate, checkpoint, image) for gate in gates)
+        endpoint = start_engine(run, checkpoint, image, engines) if needed else None
+        for gate in gates:
+            reports[gate] = gate_served(run, gate, checkpoint, image, endpoint)
+            if gate == "smoke" and reports[gate].verdict is not Verdict.PASS:
+                break
+    return reports
+
+
+def _decision(
+    run: Run,
+    checkpoint: Checkpoint,
+    reports: dict[str, GateReport],
+    verdict: ReleaseVerdict,
+    why: str,
+    card: Card | None = None,
+    publication: Publication | None = None,
+) -> Decision:
+    return Decision(
+        verdict=verdict,
+        published=publication is not None,
+        why=why,
+        release=run.spec.name,
+        run=run.id,
+        checkpoint=str(checkpoint.path),
+        card=str(card.path) if card else None,
+        publication=publication,
+        gates=reports,
+        reused=[note.stage for note in run.ledger if note.reused],
+        seconds={note.stage: round(note.seconds, 3) for note in run.ledger},
+    )

@@ -1,0 +1,50 @@
+"""The Prefect task that quantizes the main model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from tasks.artifacts import Checkpoint, Source
+from tasks.child import call_in_child
+from tasks.run import Run
+from tasks.spec import ReleaseSpec
+from tasks.store import Entry, code_digest, file_digest
+from tasks.task import watched
+
+CODE = ("tasks/quantize", "tasks/architectures.py", "tasks/checkpoint")
+
+
+def quantize_inputs(spec: ReleaseSpec, source: Source) -> dict[str, Any]:
+    """What decides the bytes of the quantized checkpoint."""
+    calibration = spec.quantize.calibration
+    return {
+        "source": source.revision or source.digest,
+        "quantize": spec.quantize,
+        "rows": file_digest(calibration.file),
+        "code": code_digest(*CODE),
+    }
+
+
+@task(name="quantize", task_run_name="quantize {source.architecture}")
+def quantize_checkpoint(run: Run, source: Source) -> Checkpoint:
+    """The source as an NVFP4 checkpoint, from the store where it is there already."""
+
+    def build(folder: Path) -> dict[str, Any]:
+        made = call_in_child(
+            "tasks.quantize.quantize:quantize",
+            {"source": source, "spec": run.spec.quantize, "out": folder},
+            run.log("quantize"),
+            watched(run, "quantize"),
+        )
+        return dict(made)
+
+    return checkpoint_of(run.make("quantize", quantize_inputs(run.spec, source), build))
+
+
+def checkpoint_of(entry: Entry) -> Checkpoint:
+    """The store's entry as a Checkpoint: path and digest are the store's own."""
+    record = {**entry.record, "path": entry.files, "digest": entry.digest}
+    return Checkpoint.model_validate(record)

@@ -1,0 +1,30 @@
+"""The Prefect task that starts the engine on which all gates are measured."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from prefect import task
+
+from tasks.artifacts import Checkpoint, Endpoint, Image
+from tasks.run import Run
+from tasks.serve.engines import serve
+from tasks.task import is_transient
+
+
+@task(
+    name="start engine",
+    task_run_name="start engine {run.spec.serve.engine}",
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=is_transient,
+)
+def start_engine(
+    run: Run, checkpoint: Checkpoint, image: Image | None, engines: ExitStack
+) -> Endpoint:
+    """Start serving the checkpoint; `engines` stops it when the flow leaves it.
+
+    The engine may still be loading: the smoke gate watches it become ready.
+    """
+    engine = serve(checkpoint.path, run.spec.serve, image, run.log("engine"), run.id)
+    return engines.enter_context(engine)
