@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.errors import BadInputError
+from tasks.spec import ReleaseSpec, load_spec, parse_override
+
+DEMO = Path("deployments/demo/release.yaml")
+REAL = Path("deployments/releases/qwen3.6-35b-a3b-nvfp4-mtp.yaml")
+
+
+def refused(path: Path, **overrides: Any) -> str:
+    settings = {name.replace("__", "."): value for name, value in overrides.items()}
+    with pytest.raises(BadInputError) as caught:
+        load_spec(path, settings)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(Path("deployments").rglob("*.yaml")), ids=str)
+def test_every_shipped_spec_loads(path: Path) -> None:
+    if "quantize" in (yaml.safe_load(path.read_text()) or {}):
+        assert load_spec(path).name
+
+
+def test_the_real_release_holds_its_thresholds() -> None:
+    spec = load_spec(REAL)
+    assert spec.gates.gsm8k.min_accuracy == 0.94
+    assert spec.gates.gsm8k.confidence == 0.95
+    assert spec.gates.gsm8k.limit is None
+    assert spec.gates.acceptance is not None
+    assert (spec.gates.acceptance.min_accept, spec.gates.acceptance.max_accept) == (2.5, 2.97)
+    assert spec.serve.engine == "sglang"
+
+
+def test_the_real_release_refuses_the_reference_engine() -> None:
+    assert "`reference` does not count" in refused(REAL, serve__engine="reference")
+
+
+def test_an_unknown_key_is_named() -> None:
+    assert "gates.gsm8k.min_acuracy" in refused(DEMO, gates__gsm8k__min_acuracy=0.9)
+
+
+def test_a_threshold_out_of_range_is_named() -> None:
+    assert "gates.gsm8k.min_accuracy" in refused(DEMO, gates__gsm8k__min_accuracy=1.01)
+
+
+def test_accept_bounds_must_be_in_order_and_reachable() -> None:
+    assert "min_accept" in refused(DEMO, gates__acceptance__min_accept=2.98)
+    assert "draft_tokens" in refused(DEMO, gates__acceptance__max_accept=3.5)
+
+
+def test_a_release_without_draft_head_gates_no_acceptance() -> None:
+    assert "algorithm" in refused(DEMO, draft__precision="none")
+    settings = {
+        "draft.precision": "none",
+        "serve.speculation": {"algorithm": "none"},
+        "gates.acceptance": None,
+    }
+    assert load_spec(DEMO, settings).gates.acceptance is None
+
+
+def test_a_calibration_without_text_is_refused() -> None:
+    assert "calibration" in refused(DEMO, quantize__calibration={"rows": 4})
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "a: [1\n"])
+def test_a_file_that_is_no_spec_is_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    assert str(path) in refused(path)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path / "absent.yaml")
+
+
+def test_overrides_are_yaml() -> None:
+    assert parse_override("gates.gsm8k.limit=40") == ("gates.gsm8k.limit", 40)
+    assert parse_override("card.tags=[a, b]") == ("card.tags", ["a", "b"])
+    with pytest.raises(BadInputError, match="no `=`"):
+        parse_override("gates.gsm8k.limit")
+
+
+def test_every_field_is_described_for_the_form() -> None:
+    definitions = ReleaseSpec.model_json_schema()["$defs"]
+    undescribed = [
+        f"{model}.{name}"
+        for model, body in definitions.items()
+        for name, field in body.get("properties", {}).items()
+        if "description" not in field and "const" not in field and not _is_section(field)
+    ]
+    assert undescribed == []
+
+
+def _is_section(field: dict[str, Any]) -> bool:
+    return "$ref" in str(field)
