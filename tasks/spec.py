@@ -269,7 +269,7 @@ class CardSpec(Part):
 class ApprovalSpec(Part):
     """A person looks before it goes out."""
 
-    required: bool = Field(default=False, description="Pause for a person after the gates")
+    ask: bool = Field(default=False, description="Pause for a person after the gates")
     timeout: float = Field(default=86400, gt=0, description="Seconds until it ends unpublished")
 
 
