@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -184,7 +184,7 @@ def load_draft(
     Raises:
         BadInputError: a tensor is missing or has another shape than the config says.
     """
-    experts = _experts(tensors)
+    experts = experts_either_way(tensors, "mtp.layers.0.mlp.experts.")
     state = {}
     for name, wanted in head.layer.state_dict().items():
         outside = checkpoint_name(name)
@@ -208,11 +208,16 @@ def load_draft(
         head.rotary = type(head.rotary)(head.config, device="cpu")
 
 
-def _experts(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Names that the other layout spells differently -> how to make them from this one."""
-    prefix = "mtp.layers.0.mlp.experts."
+def experts_either_way(
+    tensors: Mapping[str, Tensor], prefix: str
+) -> dict[str, Callable[[], Tensor | None]]:
+    """Routed experts under `prefix` in the layout that the checkpoint does not have.
+
+    Names of that other layout (fused `gate_up_proj` [E, 2I, H] and `down_proj` [E, H, I], or
+    `N.{gate,up,down}_proj.weight`) -> how to make them; None comes back when a part is missing.
+    """
     gate_up, down = tensors.get(prefix + "gate_up_proj"), tensors.get(prefix + "down_proj")
-    made: dict[str, Any] = {}
+    made: dict[str, Callable[[], Tensor | None]] = {}
     if gate_up is not None and down is not None:
         for number in range(gate_up.shape[0]):
             one = f"{prefix}{number}."
