@@ -1,0 +1,7 @@
+"""Source patches for the serving image: standard library only, so that an image can run them.
+
+Each patch is a module with the same five names: `NAME`, `HOLDS` (what must hold afterwards),
+`VERSIONS` (where it is needed, upstream, or has moved, as read from the released sources; told to
+people, never asked by the code), `REFERENCE`, and `plan` (look at a tree by structure, say its
+state, and bring the edits that are needed).
+"""
