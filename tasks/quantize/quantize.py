@@ -54,7 +54,7 @@ def quantize(
     device = pick_device(spec.device)
     rows = read_rows(spec.calibration)
     progress(0.0, "loading the source")
-    tokenizer, model = load_model(source.path, device, _small(files))
+    tokenizer, model = load_model(source.path, device, small(files))
     with redirect_stdout(sys.stderr):
         calibration = _calibrate(model, tokenizer, rows, spec, architecture, excluded, progress)
         progress(0.8, "exporting")
@@ -153,7 +153,8 @@ def calibration_record(
     )
 
 
-def _small(files: CheckpointFiles) -> bool:
+def small(files: CheckpointFiles) -> bool:
+    """Whether a model computes fastest on one thread."""
     return sum(info.nbytes for info in files.tensors.values()) < SMALL
 
 
