@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.errors import BadInputError
+from tasks.titles import field_title, part_title
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Confidence = Annotated[float, Field(gt=0.5, lt=1)]
@@ -19,13 +20,18 @@ QFormat = Literal["nvfp4", "nvfp4_mlp_only", "nvfp4_experts_only"]
 class Part(BaseModel):
     """A part of the spec: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        model_title_generator=part_title,
+        field_title_generator=field_title,
+    )
 
 
 class HubSource(Part):
     """A source model on the Hugging Face Hub."""
 
-    at: Literal["hub"] = "hub"
+    at: Literal["hub"] = Field(default="hub", description="Goes with the tab")
     repo: str = Field(description="E.g. Qwen/Qwen3.6-35B-A3B", pattern=r"^[\w.-]+/[\w.-]+$")
     revision: str = Field(default="main", description="Branch, tag or commit; resolved once a run")
 
@@ -33,7 +39,7 @@ class HubSource(Part):
 class FolderSource(Part):
     """A source model in a local folder."""
 
-    at: Literal["folder"] = "folder"
+    at: Literal["folder"] = Field(default="folder", description="Goes with the tab")
     path: Path = Field(description="Folder with config.json and safetensors files")
     repo: str | None = Field(
         default=None,
@@ -115,7 +121,7 @@ class SpeculationSpec(Part):
 class ContainerStart(Part):
     """Start the serving image with the container engine."""
 
-    how: Literal["container"] = "container"
+    how: Literal["container"] = Field(default="container", description="Goes with the tab")
     image: str | None = Field(default=None, description="Image to start; unset: the one built")
     gpus: Literal["all", "none"] = Field(default="all", description="GPUs to request")
     memory_gib: float | None = Field(default=None, gt=0, description="Memory limit, GiB")
@@ -133,7 +139,7 @@ class ContainerStart(Part):
 class ProcessStart(Part):
     """Start the engine as a process on this machine."""
 
-    how: Literal["process"] = "process"
+    how: Literal["process"] = Field(default="process", description="Goes with the tab")
     python: str | None = Field(
         default=None,
         description="Interpreter that has the engine; unset: this one",
@@ -148,7 +154,7 @@ class ProcessStart(Part):
 class UrlStart(Part):
     """Use an engine that already runs; it is never started or stopped."""
 
-    how: Literal["url"] = "url"
+    how: Literal["url"] = Field(default="url", description="Goes with the tab")
     url: str = Field(description="Base URL, e.g. http://127.0.0.1:30000", pattern=r"^https?://")
     log: Path | None = Field(default=None, description="Its log file; without it no release")
 
@@ -157,7 +163,7 @@ class ServeSpec(Part):
     """The engine on which all gates are measured."""
 
     engine: Engine = Field(default="sglang", description="reference: the embedded CPU/CUDA engine")
-    start: Annotated[ContainerStart | ProcessStart | UrlStart, Field(discriminator="how")] = Field(
+    start: Annotated[ProcessStart | ContainerStart | UrlStart, Field(discriminator="how")] = Field(
         default=ProcessStart(), description="How the engine comes up"
     )
     model_name: str = Field(default="release", description="Name under which the model is served")
@@ -173,6 +179,11 @@ class AuditGate(Part):
     """Files only: structure, coverage, values, metadata."""
 
     against_source: bool = Field(default=True, description="Compare decoded weights with source")
+    may_change: tuple[str, ...] = Field(
+        default=(),
+        description="Metadata that may differ from the source: file names, or keys such as"
+        " config.json:text_config.max_position_embeddings; wildcards allowed",
+    )
 
 
 class SmokeGate(Part):
