@@ -60,8 +60,8 @@ def test_a_release_looks_like_a_repository(tmp_path: Path) -> None:
     }
     assert (place / "README.md").read_text() == "# first\n"
     assert read_release(place) == {"release_id": "r1", "digest": publication.revision}
-    assert os.path.samefile(place / "model-0.safetensors", checkpoint / "model-0.safetensors")
-    assert not os.path.samefile(place / "config.json", checkpoint / "config.json")
+    assert (place / "model-0.safetensors").samefile(checkpoint / "model-0.safetensors")
+    assert not (place / "config.json").samefile(checkpoint / "config.json")
 
 
 def test_publishing_again_touches_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""What a reader must not conclude, in plain words, from what was measured and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tasks.card.escape import Safe, code, words
+from tasks.card.evidence import Evidence
+from tasks.card.material import CardMaterial
+from tasks.card.metadata import dataset_of
+
+
+def limits_of(material: CardMaterial, evidence: Evidence) -> list[Safe]:
+    """The limits that follow from this release's own measurements, the weightiest first."""
+    return [
+        *_accuracy(material, evidence),
+        *_engine(material, evidence),
+        *_draft(material, evidence),
+        *_vision(material),
+        *_context(evidence),
+    ]
+
+
+def _accuracy(material: CardMaterial, evidence: Evidence) -> Iterator[Safe]:
+    if not evidence.has("gates/gsm8k"):
+        yield Safe("Accuracy was not measured.")
+        return
+    name = words(dataset_of(material.spec)[1])
+    asked = evidence.show("integer", "gates/gsm8k", "counts", "asked")
+    yield Safe(
+        f"Accuracy was measured on one task only ({name}, {asked} problems asked, one answer each)."
+        " Other abilities, other languages and longer tasks may have suffered more or less."
+    )
+    if evidence.has("gates/gsm8k", "measured", "problems"):
+        total = evidence.value("gates/gsm8k", "measured", "problems")
+        if evidence.value("gates/gsm8k", "counts", "asked") < total:
+            shown = evidence.show("integer", "gates/gsm8k", "measured", "problems")
+            yield Safe(
+                f"Of {shown} problems the gate asked only as many as decided it: no answer to the"
+                " rest could have changed the verdict."
+            )
+    if not evidence.has("gates/gsm8k", "measured", "baseline"):
+        yield Safe(
+            "The source was not measured under the same conditions, so the loss against it is not"
+            " known from this release; figures of the source from elsewhere are not comparable."
+        )
+
+
+def _engine(material: CardMaterial, evidence: Evidence) -> Iterator[Safe]:
+    if material.spec.serve.engine == "reference":
+        yield Safe(
+            "The reference engine unpacks the NVFP4 weights and computes in float32. It shows what"
+            " the weights and the KV scales do; rounding of activations to four bits, as the FP4"
+            " kernels of a GPU do it, was not exercised, and its speed says nothing about a GPU."
+        )
+    yield Safe(
+        "Every figure holds for the engine, its version and the hardware named beside it. Another"
+        " engine, version or GPU may choose other kernels; run the gates again there."
+    )
+
+
+def _draft(material: CardMaterial, evidence: Evidence) -> Iterator[Safe]:
+    draft = material.checkpoint.draft
+    if draft is None or draft.precision != "nvfp4":
+        return
+    if draft.scales == "heuristic":
+        source = (
+            f", and its KV scales are borrowed from {code(draft.borrowed_from)}"
+            if (draft.borrowed_from)
+            else ""
+        )
+        yield Safe(
+            f"The draft head's activation scales follow a rule and were not calibrated{source}."
+            " That can cost accepted tokens, never right ones."
+        )
+    if draft.unseen_experts:
+        count = len(draft.unseen_experts)
+        yield Safe(
+            f"No calibration token reached {words(str(count))} of the draft head's experts; their"
+            " input scale is a fallback."
+        )
+    if not evidence.has("comparisons", "draft_heads"):
+        yield Safe(
+            "The quantized draft head was not compared with a BF16 one in this release, so the"
+            " accept length shows that it works, not what its quantization costs."
+        )
+
+
+def _vision(material: CardMaterial) -> Iterator[Safe]:
+    if material.source.architecture.endswith("ForConditionalGeneration"):
+        yield Safe(
+            "Calibration and gates were text only. The vision tower is stored as in the source;"
+            " answers about images were not measured."
+        )
+
+
+def _context(evidence: Evidence) -> Iterator[Safe]:
+    length = evidence.show("integer", "spec", "serve", "context_length")
+    yield Safe(
+        f"The engine served at most {length} tokens a request; longer contexts were not measured."
+    )
