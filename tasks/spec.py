@@ -204,8 +204,18 @@ class Gsm8kGate(Part):
     )
     limit: int | None = Field(default=None, ge=1, description="First N problems; unset: all")
     min_accuracy: Fraction = Field(default=0.95, description="Accuracy that the bound must reach")
-    rule: Literal["wilson", "point"] = Field(
-        default="wilson", description="wilson: one-sided bound decides; point: the estimate does"
+    rule: Literal["wilson", "point", "non-inferior"] = Field(
+        default="wilson",
+        description="wilson: one-sided bounds decide; point: the estimate does; non-inferior: the"
+        " paired difference to the baseline does",
+    )
+    baseline: str | None = Field(
+        default=None,
+        description="Folder of another GSM8K gate's records, or base URL of another server, to be"
+        " paired with",
+    )
+    margin: Fraction = Field(
+        default=0.01, description="Accuracy that non-inferior lets be lost against the baseline"
     )
     confidence: Confidence = Field(default=0.95, description="One-sided confidence of the bound")
     max_lost: Fraction = Field(default=0.01, description="Lost requests over which it is INVALID")

@@ -1,0 +1,66 @@
+"""The exclude lists of a checkpoint, and which modules they cover."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+class ExcludeList:
+    """One list of module names and wildcards, matched as engines match it.
+
+    An entry without `*` covers the module of that name and everything below it; one with `*`
+    covers the names that it matches whole, or of which it matches one dotted part.
+    """
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self.entries = tuple(entries)
+        self._exact = {entry for entry in self.entries if "*" not in entry}
+        wild = [entry for entry in self.entries if "*" in entry]
+        self._wild = re.compile("|".join(_regex(entry) for entry in wild)) if wild else None
+
+    def covers(self, module: str) -> bool:
+        """Whether the list takes `module` out of quantization."""
+        if any(name in self._exact for name in _upwards(module)):
+            return True
+        if self._wild is None:
+            return False
+        parts = (module, *module.split("."))
+        return any(self._wild.fullmatch(part) for part in parts)
+
+    def unmatched(self, modules: Iterable[str]) -> list[str]:
+        """Entries that cover none of `modules`."""
+        names = list(modules)
+        ancestors = {name for module in names for name in _upwards(module)}
+        left = [entry for entry in self.entries if "*" not in entry and entry not in ancestors]
+        for entry in self.entries:
+            if "*" in entry and not _covers_any(entry, names):
+                left.append(entry)
+        return left
+
+
+def entries_of(value: Any) -> tuple[str, ...] | None:
+    """The list as it stands in a config; None when it is no list of names."""
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        return None
+    return tuple(value)
+
+
+def _covers_any(entry: str, modules: list[str]) -> bool:
+    pattern = re.compile(_regex(entry))
+    if any(pattern.fullmatch(module) for module in modules):
+        return True
+    parts = {part for module in modules for part in module.split(".")}
+    return any(pattern.fullmatch(part) for part in parts)
+
+
+def _regex(entry: str) -> str:
+    return ".*".join(re.escape(part) for part in entry.split("*"))
+
+
+def _upwards(module: str) -> Iterator[str]:
+    yield module
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module

@@ -1,0 +1,158 @@
+"""A checkpoint seen as modules: what each is, what is stored for it, what the lists say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.architectures import (
+    SCALE_SUFFIXES,
+    Architecture,
+    ModuleClass,
+    amax_group,
+    classify,
+    expected_modules,
+)
+from tasks.checkpoint.files import CheckpointFiles, TensorInfo
+from tasks.gates.audit.excludes import ExcludeList
+
+PACKED_SCALES = (".weight_scale", ".weight_scale_2", ".input_scale")
+KV_SCALES = (".k_scale", ".v_scale")
+
+
+@dataclass
+class Module:
+    """One module and its tensors, by suffix (`.weight`, `.bias`, scales; empty for a parameter)."""
+
+    name: str
+    kind: ModuleClass
+    draft: bool
+    layer: int | None
+    expert: int | None
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> TensorInfo | None:
+        """The weight itself, packed or not."""
+        return self.tensors.get("" if self.kind.bare else ".weight")
+
+    @property
+    def packed(self) -> bool:
+        """Whether the weight is stored as NVFP4 codes."""
+        return self.weight is not None and self.weight.dtype == "U8"
+
+    @property
+    def scales(self) -> list[TensorInfo]:
+        """All of its scales, K and V scales apart."""
+        return [info for suffix, info in self.tensors.items() if suffix in PACKED_SCALES]
+
+    @property
+    def leaf(self) -> str:
+        """The last part of its name."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def elements(self) -> int:
+        """Weights that it holds, packed ones counted singly."""
+        if self.weight is None:
+            return 0
+        count = 1
+        for size in self.weight.shape:
+            count *= size
+        return 2 * count if self.packed else count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+
+@dataclass
+class Model:
+    """A checkpoint as the audit's rules see it.
+
+    Attributes:
+        files: the opened files.
+        architecture: its entry in the architecture table.
+        complete: every shard could be read, so what is absent is really absent.
+        modules: all modules that are stored, by name.
+        expected: all modules that config.json implies, draft head included, with their class.
+        unknown: tensors that belong to no module of the architecture.
+        lists: the exclude lists that exist, by the file that holds them.
+    """
+
+    files: CheckpointFiles
+    architecture: Architecture
+    complete: bool
+    modules: dict[str, Module]
+    expected: Mapping[str, ModuleClass]
+    unknown: tuple[str, ...]
+    lists: Mapping[str, ExcludeList]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        return self.files.config
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether any tensor of a draft head is stored."""
+        return any(name.startswith("mtp.") for name in self.files.tensors)
+
+    def covered(self, module: str) -> tuple[bool, bool]:
+        """(some list covers the module, all lists cover it)."""
+        answers = [entries.covers(module) for entries in self.lists.values()]
+        return any(answers), bool(answers) and all(answers)
+
+    def packed(self) -> Iterator[Module]:
+        """The modules whose weight is packed."""
+        return (module for module in self.modules.values() if module.packed)
+
+    def groups(self) -> Iterator[list[Module]]:
+        """The packed modules, those that share a weight amax together."""
+        done: set[str] = set()
+        for module in self.packed():
+            if module.name in done:
+                continue
+            names = amax_group(self.architecture, module.name)
+            members = [self.modules[n] for n in names if n in self.modules]
+            members = [member for member in members if member.packed]
+            done.update(member.name for member in members)
+            yield members
+
+    def kv_cache(self) -> str | None:
+        """`kv_cache_quant_algo` of hf_quant_config.json."""
+        quantization = (self.files.quant_config or {}).get("quantization")
+        algo = quantization.get("kv_cache_quant_algo") if isinstance(quantization, dict) else None
+        return algo if isinstance(algo, str) else None
+
+
+def build_model(
+    files: CheckpointFiles,
+    architecture: Architecture,
+    lists: Mapping[str, ExcludeList],
+    *,
+    complete: bool,
+) -> Model:
+    """Sort a checkpoint's tensors into modules."""
+    modules: dict[str, Module] = {}
+    unknown: list[str] = []
+    for name, info in files.tensors.items():
+        match = classify(architecture, name)
+        if match is None or (match.suffix == ".weight_scale_inv"):
+            unknown.append(name)
+            continue
+        module = modules.get(match.module)
+        if module is None:
+            module = modules[match.module] = Module(
+                match.module, match.module_class, match.draft, match.layer, match.expert
+            )
+        module.tensors[match.suffix] = info
+    expected = dict(expected_modules(architecture, files.config, draft=True))
+    return Model(files, architecture, complete, modules, expected, tuple(unknown), lists)
+
+
+def is_scale(suffix: str) -> bool:
+    """Whether a tensor's suffix names a scale."""
+    return suffix in SCALE_SUFFIXES
