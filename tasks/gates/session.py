@@ -17,6 +17,7 @@ from tasks.gates.records import Line, Records, last
 from tasks.progress import Progress, silent
 from tasks.serve.client import Client, StalledError, base_url, prompt_digest
 from tasks.serve.dialects import Prompt, ServerFacts
+from tasks.serve.engines import alive
 
 READY_TIMEOUT = 60.0
 """Seconds that a stand-alone gate waits for a server to become ready."""
@@ -67,10 +68,15 @@ def measure(
         return list(records.lines)
 
 
+def started_here(endpoint: Endpoint) -> bool:
+    """Whether this program started the engine, so that its port means nothing."""
+    return bool(endpoint.command or endpoint.pidfile or endpoint.container)
+
+
 def header(endpoint: Endpoint, plan: Plan) -> Line:
     """The first record. An engine that we started ourselves may come back on another port."""
     inputs = {
-        "url": None if endpoint.command else base_url(endpoint.url),
+        "url": None if started_here(endpoint) else base_url(endpoint.url),
         "engine": endpoint.engine,
         "model": endpoint.model,
         **plan.inputs,
@@ -94,7 +100,7 @@ async def _measure(
     if number > 1 and (last(records.lines, "end") or stop(answered)):
         return
     async with Client(endpoint, concurrency=plan.concurrency, timeout=plan.timeout) as client:
-        why = await client.wait_ready(plan.ready_timeout, plan.doomed)
+        why = await client.wait_ready(plan.ready_timeout, lambda: plan.doomed() or _ended(endpoint))
         facts = await client.facts() if why is None else ServerFacts()
         _same_model(records, client.model)
         records.append(
@@ -166,6 +172,10 @@ def fit(prompts: Sequence[Prompt], facts: ServerFacts) -> list[Prompt]:
         limit = max(1, min(prompt.sampling.max_tokens, room))
         fitted.append(replace(prompt, sampling=replace(prompt.sampling, max_tokens=limit)))
     return fitted
+
+
+def _ended(endpoint: Endpoint) -> str | None:
+    return None if alive(endpoint) else "the engine's process ended"
 
 
 def _same_model(records: Records, model: str) -> None:
