@@ -5,3 +5,10 @@ Each patch is a module with the same five names: `NAME`, `HOLDS` (what must hold
 people, never asked by the code), `REFERENCE`, and `plan` (look at a tree by structure, say its
 state, and bring the edits that are needed).
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PATCHES_FOLDER = Path(__file__).parent
+"""This folder: what an image gets, and what `patch_digest` is taken over."""

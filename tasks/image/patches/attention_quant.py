@@ -39,9 +39,7 @@ def plan(work: Workspace) -> Finding:
     for init, value in _uses(source.tree):
         how = _resolve(init, value)
         if how is None:
-            raise DriftError(
-                f"line {value.lineno}: what is passed as quant_config cannot be followed"
-            )
+            raise DriftError(f"line {value.lineno}: quant_config cannot be followed")
         if isinstance(how, ast.Assign):
             seen = passed if is_name(how.value, "quant_config") else forced
             if how not in seen:
