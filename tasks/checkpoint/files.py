@@ -74,7 +74,10 @@ class CheckpointFiles:
         Raises:
             KeyError: no such tensor.
         """
-        info = self.tensors[name]
+        return self.array_at(self.tensors[name])
+
+    def array_at(self, info: TensorInfo) -> np.ndarray[Any, Any]:
+        """The values that lie where `info` says; it may be a part of a stored tensor."""
         dtype = DTYPES[info.dtype]
         if info.nbytes == 0:
             return np.empty(info.shape, dtype)

@@ -86,7 +86,7 @@ def compare_plain(files: CheckpointFiles, source: SourceWeights, info: TensorInf
         what = f"Is {list(info.shape)}, the source has {list(wanted.shape)}."
         out.found.append(("source-mismatch", info.name, what))
         return out
-    values = files.array(info.name)
+    values = files.array_at(info)
     if not _same(values, wanted.astype(values.dtype, copy=False)):
         differ = int(np.count_nonzero(values != wanted.astype(values.dtype, copy=False)))
         what = f"{differ} of {values.size} values differ from the source."

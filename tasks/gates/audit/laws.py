@@ -124,7 +124,7 @@ def _row_norm(model: Model, module: Module, values: Values) -> float | None:
     if weight is None or len(weight.shape) != 2:
         return None
     if not module.packed:
-        rows = model.files.array(weight.name).astype(np.float32)
+        rows = model.files.array_at(weight).astype(np.float32)
         longest = float(np.sqrt((rows * rows).sum(axis=1)).max())
         return longest if math.isfinite(longest) else None
     scale, scale_2 = (

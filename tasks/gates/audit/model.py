@@ -150,7 +150,56 @@ def build_model(
             )
         module.tensors[match.suffix] = info
     expected = dict(expected_modules(architecture, files.config, draft=True))
-    return Model(files, architecture, complete, modules, expected, tuple(unknown), lists)
+    stale = tuple(name for name in unknown if not _take_apart(files, architecture, name, modules))
+    return Model(files, architecture, complete, modules, expected, stale, lists)
+
+
+def _take_apart(
+    files: CheckpointFiles, architecture: Architecture, name: str, modules: dict[str, Module]
+) -> bool:
+    """Take a raw draft head's fused expert tensor as the modules that it holds.
+
+    Returns:
+        False when `name` is no such tensor, or its experts are there one by one as well.
+    """
+    parts = _parts_of(architecture, files.tensors[name])
+    held = [modules[part] for part in parts if part in modules]
+    if not parts or any(module.weight is not None for module in held):
+        return False
+    for module_name, info in parts.items():
+        match = classify(architecture, info.name)
+        if match is None:
+            return False
+        module = modules.setdefault(
+            module_name,
+            Module(module_name, match.module_class, match.draft, match.layer, match.expert),
+        )
+        module.tensors[".weight"] = info
+    return True
+
+
+def _parts_of(architecture: Architecture, info: TensorInfo) -> dict[str, TensorInfo]:
+    """Module -> where it lies in the fused tensor [E, n*rows, columns]; empty for any other."""
+    for layout in architecture.layouts:
+        for template, stacked in layout.fused.items():
+            before, _, after = template.partition("{layer}")
+            layer = info.name.removeprefix(before).removesuffix(after)
+            if f"{before}{layer}{after}" != info.name or not layer.isdigit():
+                continue
+            if len(info.shape) != 3 or not info.shape[0] or info.shape[1] % len(stacked):
+                return {}
+            shape = (info.shape[1] // len(stacked), info.shape[2])
+            size = info.nbytes // info.shape[0] // len(stacked)
+            parts: dict[str, TensorInfo] = {}
+            for expert in range(info.shape[0]):
+                for index, part in enumerate(stacked):
+                    module = part.replace("{layer}", layer).replace("{expert}", str(expert))
+                    start = info.start + (expert * len(stacked) + index) * size
+                    parts[module] = TensorInfo(
+                        f"{module}.weight", info.dtype, shape, info.file, start, size
+                    )
+            return parts
+    return {}
 
 
 def is_scale(suffix: str) -> bool:

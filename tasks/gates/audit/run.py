@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Verdict
-from tasks.checkpoint.files import CheckpointFiles
+from tasks.checkpoint.files import CheckpointFiles, TensorInfo
 from tasks.checkpoint.survey import Survey, survey
 from tasks.errors import BadInputError
 from tasks.gates.audit.compare import Compared, compare_packed, compare_plain
@@ -202,7 +202,7 @@ class _Reading:
             for suffix in ("", ".weight", ".bias"):
                 info = module.tensors.get(suffix)
                 if info is not None and not (module.packed and suffix == ".weight"):
-                    yield info.nbytes, _plain_job(self.files, self.weights, module, info.name)
+                    yield info.nbytes, _plain_job(self.files, self.weights, module, info)
 
     def _keep(self, compared: Compared | None, model: Model, findings: Findings) -> None:
         if compared is None:
@@ -236,12 +236,12 @@ def _packed_job(
 
 
 def _plain_job(
-    files: CheckpointFiles, weights: SourceWeights | None, module: Module, name: str
+    files: CheckpointFiles, weights: SourceWeights | None, module: Module, info: TensorInfo
 ) -> Callable[[], _Outcome]:
     def job() -> _Outcome:
         may_be_zero = not (module.kind.linear or module.kind.name == "embeddings")
-        looked = look_at_plain(files, files.tensors[name], may_be_zero=may_be_zero)
-        compared = compare_plain(files, weights, files.tensors[name]) if weights else None
+        looked = look_at_plain(files, info, may_be_zero=may_be_zero)
+        compared = compare_plain(files, weights, info) if weights else None
         return {module.name: looked}, compared
 
     return job

@@ -36,8 +36,8 @@ def look_at_packed(files: CheckpointFiles, module: Module) -> Looked:
     assert weight is not None
     if scale is None or not fits(weight, scale):
         return looked
-    codes = files.array(weight.name)
-    bits = files.array(scale.name).view(np.uint8)
+    codes = files.array_at(weight)
+    bits = files.array_at(scale).view(np.uint8)
     _look_at_scales(scale.name, bits, looked)
     wrong = zero = 0
     first: tuple[int, int] | None = None
@@ -66,7 +66,7 @@ def look_at_packed(files: CheckpointFiles, module: Module) -> Looked:
 def look_at_plain(files: CheckpointFiles, info: TensorInfo, *, may_be_zero: bool) -> Looked:
     """Read one BF16 or F32 tensor: finite, and not all zero unless it may be."""
     looked = Looked()
-    values = files.array(info.name)
+    values = files.array_at(info)
     if info.dtype == "BF16":
         bits = values.reshape(-1).view(np.uint16)
         worst = max((int(p.max()) for p in _pieces(bits & np.uint16(0x7FFF))), default=0)
