@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -221,17 +222,23 @@ def experts_either_way(
     if gate_up is not None and down is not None:
         for number in range(gate_up.shape[0]):
             one = f"{prefix}{number}."
-            made[one + "gate_proj.weight"] = lambda n=number: gate_up[n].chunk(2)[0]
-            made[one + "up_proj.weight"] = lambda n=number: gate_up[n].chunk(2)[1]
+            half = gate_up.shape[1] // 2
+            made[one + "gate_proj.weight"] = partial(_row, gate_up[:, :half], number)
+            made[one + "up_proj.weight"] = partial(_row, gate_up[:, half:], number)
         for number in range(down.shape[0]):
-            made[f"{prefix}{number}.down_proj.weight"] = lambda n=number: down[n]
+            made[f"{prefix}{number}.down_proj.weight"] = partial(_row, down, number)
         return made
     count = 0
     while f"{prefix}{count}.down_proj.weight" in tensors:
         count += 1
-    made[prefix + "gate_up_proj"] = lambda: _stack(tensors, prefix, count, ("gate_proj", "up_proj"))
-    made[prefix + "down_proj"] = lambda: _stack(tensors, prefix, count, ("down_proj",))
+    pair = ("gate_proj", "up_proj")
+    made[prefix + "gate_up_proj"] = partial(_stack, tensors, prefix, count, pair)
+    made[prefix + "down_proj"] = partial(_stack, tensors, prefix, count, ("down_proj",))
     return made
+
+
+def _row(stacked: Tensor, number: int) -> Tensor:
+    return stacked[number]
 
 
 def _stack(

@@ -11,6 +11,8 @@ from tasks.serve.reference.model import DraftModel, MainModel
 from tasks.serve.reference.request import Request, Step
 from tasks.serve.reference.sampling import choose
 
+_KEEP_BYTES = 64 << 20
+
 
 class Batch:
     """Requests in rows 0 to n-1 of the models' states.
@@ -51,9 +53,7 @@ class Batch:
             shifted = torch.cat((tokens[:, 1:], chosen), dim=1)
             shifted[number, lengths - 1] = chosen[:, 0]
             drafted = self.draft.prefill(shifted, hidden, rows)
-            proposed = self.draft.propose(
-                drafted[number, lengths - 1], rows, lengths, self.steps
-            )
+            proposed = self.draft.propose(drafted[number, lengths - 1], rows, lengths, self.steps)
         self._proposals = torch.cat((self._proposals, proposed))
         return [[int(token)] for token in chosen[:, 0]]
 
@@ -105,3 +105,10 @@ class Batch:
             self.requests[row] = self.requests[last]
         self.requests.pop()
         self._proposals = self._proposals[:last]
+
+    def rest(self) -> None:
+        """Nothing runs: give the caches' memory back if it has grown large."""
+        assert not self.requests
+        for model in (self.main, self.draft):
+            if model is not None and model.kv.nbytes > _KEEP_BYTES:
+                model.kv.shrink()

@@ -131,9 +131,7 @@ def delta_step(
         query, key = query.repeat_interleave(repeat, 2), key.repeat_interleave(repeat, 2)
     query, key, value = (part.transpose(1, 2).contiguous() for part in (query, key, value))
     decay = log_g.transpose(1, 2).cumsum(-1)
-    out, deltas = gated_delta(
-        query, key, value, decay, beta.transpose(1, 2), state.recurrent[rows]
-    )
+    out, deltas = gated_delta(query, key, value, decay, beta.transpose(1, 2), state.recurrent[rows])
     gate = layer.in_proj_z(hidden).view(-1, layer.head_v_dim)
     out = layer.norm(out.transpose(1, 2).reshape(-1, layer.head_v_dim), gate)
     return layer.out_proj(out.view(count, tokens, -1)), Pending(key, deltas, decay, inputs)

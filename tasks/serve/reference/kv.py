@@ -54,23 +54,18 @@ def window(rows: slice, positions: Tensor, dtype: torch.dtype) -> Window:
 
 
 class KvCache:
-    """K and V of some layers, [rows, heads, capacity, D] each; the capacity grows as needed.
+    """K and V of some layers, [rows, heads, capacity, D] each; rows and capacity grow as needed.
 
     It is the `past_key_values` that transformers' attention calls `update` on. Taking tokens back
     needs nothing here: what stands beyond a row's length is overwritten before it is seen.
     """
 
     def __init__(
-        self,
-        scales: dict[int, KvScales | None],
-        rows: int,
-        heads: int,
-        size: int,
-        like: Tensor,
+        self, scales: dict[int, KvScales | None], heads: int, size: int, like: Tensor
     ) -> None:
         self.scales = scales
-        self._k = {layer: like.new_zeros(rows, heads, 0, size) for layer in scales}
-        self._v = {layer: like.new_zeros(rows, heads, 0, size) for layer in scales}
+        self._k = {layer: like.new_zeros(0, heads, 0, size) for layer in scales}
+        self._v = {layer: like.new_zeros(0, heads, 0, size) for layer in scales}
         self.window: Window | None = None
 
     def open(self, new: Window) -> None:
@@ -78,11 +73,14 @@ class KvCache:
         self.window = new
         for store in (self._k, self._v):
             for layer, old in store.items():
-                if old.shape[2] < new.span:
-                    capacity = max(new.span, 2 * old.shape[2], 128)
-                    grown = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
-                    grown[:, :, : old.shape[2]] = old
-                    store[layer] = grown
+                if old.shape[0] < new.rows.stop or old.shape[2] < new.span:
+                    store[layer] = _grown(old, new.rows.stop, new.span)
+
+    def shrink(self) -> None:
+        """Give the memory back; nothing that was stored is kept."""
+        for store in (self._k, self._v):
+            for layer, old in store.items():
+                store[layer] = old.new_zeros(0, old.shape[1], 0, old.shape[3])
 
     def update(self, k: Tensor, v: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Store [N, heads, M, D] at the window's positions; give [N, heads, span, D] of it all."""
@@ -108,6 +106,14 @@ class KvCache:
     def nbytes(self) -> int:
         """Bytes of K alone (V takes as many)."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._k.values())
+
+
+def _grown(old: Tensor, rows: int, span: int) -> Tensor:
+    rows = max(old.shape[0], 1 << (rows - 1).bit_length())
+    capacity = max(old.shape[2], 128 * -(-span // 128))
+    new = old.new_zeros(rows, old.shape[1], capacity, old.shape[3])
+    new[: old.shape[0], :, : old.shape[2]] = old
+    return new
 
 
 def attend(

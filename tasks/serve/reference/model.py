@@ -61,7 +61,7 @@ class MainModel:
         self.lm_head = _lm_head(text, tensors, self.model, like)
         full = [i for i, kind in enumerate(text.layer_types) if kind == "full_attention"]
         scales = {i: kv_scales(tensors, f"{PREFIX}layers.{i}.self_attn", fp8) for i in full}
-        self.kv = KvCache(scales, rows, text.num_key_value_heads, text.head_dim, like)
+        self.kv = KvCache(scales, text.num_key_value_heads, text.head_dim, like)
         self.delta = {
             i: DeltaState(layer.linear_attn, rows, like)
             for i, layer in enumerate(self.model.layers)
@@ -141,9 +141,7 @@ class DraftModel:
         BadInputError: a tensor of it is missing or has a wrong shape.
     """
 
-    def __init__(
-        self, main: MainModel, tensors: PlainTensors, scales: KvScales | None, rows: int
-    ) -> None:
+    def __init__(self, main: MainModel, tensors: PlainTensors, scales: KvScales | None) -> None:
         with torch.device("meta"):
             self.head = DraftHead(main.text, attention=ATTENTION)
         load_draft(self.head, tensors, main.like.dtype)
@@ -153,7 +151,7 @@ class DraftModel:
         self.head.to(main.like.device).eval()
         text = main.text
         self.main = main
-        self.kv = KvCache({0: scales}, rows, text.num_key_value_heads, text.head_dim, main.like)
+        self.kv = KvCache({0: scales}, text.num_key_value_heads, text.head_dim, main.like)
 
     def extend(self, tokens: Tensor, hidden: Tensor, rows: slice, starts: Tensor) -> Tensor:
         """Draft on [N, M] tokens, each one to the right of its `hidden` [N, M, H].
@@ -227,7 +225,7 @@ def _value(tensors: PlainTensors, name: str, shape: tuple[int, ...]) -> Tensor:
         value = made() if made is not None else None
         value = tensors[full] if value is None and full in tensors else value
     else:
-        value = tensors[full] if full in tensors else None
+        value = tensors.get(full, None)
     if value is None:
         raise LoadError("tensor-missing", f"`{full}` is missing.", "Make the checkpoint again.")
     return _checked(full, value, shape)

@@ -61,9 +61,7 @@ class PlainTensors(Mapping[str, Tensor]):
         """
         info = self.files.tensors.get(name)
         if info is None:
-            raise LoadError(
-                "tensor-missing", f"`{name}` is missing.", "Make the checkpoint again."
-            )
+            raise LoadError("tensor-missing", f"`{name}` is missing.", "Make the checkpoint again.")
         array = self.files.array(name)
         special = _FLOATS.get(info.dtype)
         if special is not None:
