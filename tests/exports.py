@@ -19,9 +19,13 @@ def _scratch() -> Path:
     return folder
 
 
-@cache
 def source(layout: Layout = "fused", **how: Any) -> Path:
     """A tiny source; never change it, copy it."""
+    return _source(layout, **how)
+
+
+@cache
+def _source(layout: Layout, **how: Any) -> Path:
     name = "-".join([layout, *(f"{key}={value}" for key, value in sorted(how.items()))])
     return write_tiny_source(_scratch() / "source" / name, layout, **how)
 
@@ -32,9 +36,13 @@ def calibration() -> Path:
     return write_calibration(_scratch() / "calibration.jsonl")
 
 
-@cache
 def exported(layout: Layout = "fused", qformat: str = "nvfp4", kv_cache: str = "fp8") -> Any:
     """The Checkpoint that quantize makes of `source(layout)`; never change it, copy it."""
+    return _exported(layout, qformat, kv_cache)
+
+
+@cache
+def _exported(layout: Layout, qformat: str, kv_cache: str) -> Any:
     folder = _scratch() / "export" / f"{layout}-{qformat}-{kv_cache}"
     return quantize_into(folder, source(layout), qformat=qformat, kv_cache=kv_cache)
 

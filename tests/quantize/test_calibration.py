@@ -23,7 +23,7 @@ def test_a_file_used_whole_has_its_own_digest(tmp_path: Path) -> None:
     file = _write(tmp_path / "a.jsonl", [{"text": f"row {i}"} for i in range(5)])
     rows = read_rows(CalibrationSpec(file=file, rows=10))
     assert rows.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert rows.dataset == "a.jsonl" and [row.text for row in rows.rows][0] == "row 0"
+    assert rows.dataset == "a.jsonl" and rows.rows[0] == Row("row 0")
 
 
 def test_the_seed_draws_the_rows_and_the_digest_tells(tmp_path: Path) -> None:
