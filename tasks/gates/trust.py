@@ -182,17 +182,22 @@ def _looks_finished(text: str) -> bool:
 
 
 def _losses(answers: Sequence[Line]) -> list[tuple[str, str]]:
-    lost = [place for place, line in enumerate(answers) if outcome(line) == "lost"]
+    """Losses in a row as they landed, or at equal distances as they were sent or as they landed."""
+    landed = sorted(answers, key=lambda line: (line["session"], line["at"] + line["latency"]))
     found = []
     run = longest = 0
-    for place in range(len(answers)):
-        run = run + 1 if outcome(answers[place]) == "lost" else 0
+    for line in landed:
+        run = run + 1 if outcome(line) == "lost" else 0
         longest = max(longest, run)
     if longest >= OUTAGE:
         found.append(("outage", f"{longest} requests in a row were lost"))
-    gaps = [b - a for a, b in pairwise(lost)]
-    if len(lost) >= PERIODIC and max(gaps) - min(gaps) <= 2 and min(gaps) > 3:
-        found.append(("periodic-losses", f"every {gaps[0]}th request was lost ({len(lost)})"))
+    for order in (answers, landed):
+        lost = [place for place, line in enumerate(order) if outcome(line) == "lost"]
+        gaps = [b - a for a, b in pairwise(lost)]
+        if len(lost) >= PERIODIC and max(gaps) - min(gaps) <= 2 and min(gaps) > 3:
+            detail = f"every {gaps[0]}th request was lost ({len(lost)})"
+            found.append(("periodic-losses", detail))
+            break
     return found
 
 

@@ -28,6 +28,7 @@ from tasks.serve.dialects import (
     dialect,
     parse_metrics,
 )
+from tasks.serve.wire import Wire
 
 CONNECT_RETRIES = (0.3, 1.0, 3.0)
 """Seconds waited before each further attempt to open a connection."""
@@ -38,6 +39,8 @@ STALL_AFTER = 60.0
 """Seconds without an answer after which signs of life are looked for."""
 STALL_LIMIT = 120.0
 """Seconds without any sign of life after which a server counts as hung."""
+
+JSON = {"content-type": "application/json", "accept": "application/json"}
 
 Land = Callable[[dict[str, Any]], bool]
 """Called with each record as it lands; True stops the run."""
@@ -84,17 +87,13 @@ class Client:
         self.timeout = timeout
         self.stall_after = STALL_AFTER
         self.stall_limit = STALL_LIMIT
-        limits = httpx.Limits(
-            max_connections=concurrency + 4,
-            max_keepalive_connections=concurrency + 4,
-            keepalive_expiry=KEEP_ALIVE,
-        )
         self._http = httpx.AsyncClient(
             base_url=self.url,
-            limits=limits,
+            limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE),
             trust_env=False,
-            timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT, pool=None),
+            timeout=httpx.Timeout(20),
         )
+        self._chat = httpx.URL(f"{self.url}/v1/chat/completions")
         self._began = time.monotonic()
         self._last_sign = self._began
 
@@ -172,12 +171,15 @@ class Client:
         """The server's lifetime speculation totals; None when it exports none."""
         return self.dialect.totals(await self.metrics())
 
-    async def ask(self, prompt: Prompt) -> dict[str, Any]:
-        """Send one prompt and give its record, whatever happens to it.
+    async def ask(self, prompt: Prompt, wire: Wire | None = None) -> dict[str, Any]:
+        """Send one prompt and give its record, whatever happens to it; `wire` None: on a new one.
 
         Fields: id, meta, prompt_sha256, at and latency (s), status (`ok` or `lost`), error,
         attempts [{at, error}], and for `ok` the reply's fields (see `Dialect.reply`).
         """
+        if wire is None:
+            async with _wire() as own:
+                return await self.ask(prompt, own)
         content = json.dumps(self.dialect.body(self.model, prompt)).encode()
         began = time.monotonic()
         attempts: list[dict[str, Any]] = []
@@ -187,7 +189,7 @@ class Client:
             attempt: dict[str, Any] = {"at": self._clock(), "error": None}
             attempts.append(attempt)
             sent = time.monotonic()
-            fields, error, again = await self._send(content)
+            fields, error, again = await self._send(wire, content)
             attempt["error"] = error
             if not again or wait is None:
                 began = sent
@@ -195,14 +197,12 @@ class Client:
             await asyncio.sleep(wait)
         return self._record(prompt, attempts, time.monotonic() - began, error, fields)
 
-    async def _send(self, content: bytes) -> tuple[dict[str, Any], str | None, bool]:
+    async def _send(self, wire: Wire, content: bytes) -> tuple[dict[str, Any], str | None, bool]:
         """(reply's fields, error, whether another attempt is allowed)."""
-        headers = {"content-type": "application/json"}
+        request = httpx.Request("POST", self._chat, content=content, headers=JSON)
         try:
             async with asyncio.timeout(self.timeout):
-                response = await self._http.post(
-                    "/v1/chat/completions", content=content, headers=headers
-                )
+                response = await wire.handle_async_request(request)
             if response.status_code != 200:
                 return {}, f"HTTP {response.status_code}: {response.text[:200]}", False
             return self.dialect.reply(json.loads(response.content)), None, False
@@ -246,13 +246,14 @@ class Client:
     async def _work(
         self, queue: Iterator[Prompt], land: Land, under_way: dict[str, tuple[Prompt, float]]
     ) -> bool:
-        for prompt in queue:
-            under_way[prompt.id] = prompt, self._clock()
-            record = await self.ask(prompt)
-            del under_way[prompt.id]
-            self._last_sign = time.monotonic()
-            if land(record):
-                return True
+        async with _wire() as wire:
+            for prompt in queue:
+                under_way[prompt.id] = prompt, self._clock()
+                record = await self.ask(prompt, wire)
+                del under_way[prompt.id]
+                self._last_sign = time.monotonic()
+                if land(record):
+                    return True
         return False
 
     def _bury(self, under_way: dict[str, tuple[Prompt, float]], land: Land) -> None:
@@ -332,6 +333,10 @@ class Client:
 def _count(log: Path, needles: Sequence[bytes]) -> int:
     with log.open("rb") as lines:
         return sum(any(needle in line for needle in needles) for line in lines)
+
+
+def _wire() -> Wire:
+    return Wire(CONNECT_TIMEOUT, KEEP_ALIVE)
 
 
 def _canary() -> Prompt:

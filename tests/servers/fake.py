@@ -11,11 +11,11 @@ and may change it: that is where a server goes wrong.
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,13 @@ RECORDED = FIXTURES / "D_quant_patched"
 
 
 def recorded(name: str, folder: Path = RECORDED) -> Any:
-    """One recorded payload."""
-    return json.loads((folder / name).read_text(encoding="utf-8"))
+    """One recorded payload, a fresh copy."""
+    return json.loads(_text(folder / name))
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 @dataclass
@@ -226,7 +231,7 @@ class FakeEngine:
             self.positions[place] += sum(reply.histogram[place + 1 :])
 
     def _payload(self, reply: Reply, count: int) -> bytes:
-        payload = copy.deepcopy(recorded("chat.json")) if self.engine != "vllm" else _vllm_chat()
+        payload = recorded("chat.json") if self.engine != "vllm" else _vllm_chat()
         name = reply.id or f"{count:032x}"
         payload |= {"id": name, "model": reply.model or reply.body.get("model") or self.model}
         choice = payload["choices"][0]
