@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.errors import BadInputError
-from tasks.titles import field_title, part_title
+from tasks.form import allow_other_keys, field_title, part_title, without_part_defaults
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Confidence = Annotated[float, Field(gt=0.5, lt=1)]
@@ -25,21 +25,64 @@ class Part(BaseModel):
         extra="forbid",
         model_title_generator=part_title,
         field_title_generator=field_title,
+        json_schema_extra=without_part_defaults,
     )
 
 
-class HubSource(Part):
+class Tab(Part):
+    """One branch of a union; the form shows each as a tab.
+
+    When the tab is changed, the form sends along what the first tab holds by default: that is
+    dropped. Any other key that does not belong here is an error, as everywhere.
+    """
+
+    model_config = ConfigDict(json_schema_extra=allow_other_keys)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_other_tabs_defaults(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: value
+            for name, value in given.items()
+            if name in cls.model_fields or not cls._is_other_tabs_default(name, value)
+        }
+
+    @classmethod
+    def _is_other_tabs_default(cls, name: str, value: Any) -> bool:
+        others = [tab for tab in cls.__mro__[1].__subclasses__() if name in tab.model_fields]
+        return any(value == _plain(tab.model_fields[name].default) for tab in others)
+
+
+def _plain(default: Any) -> Any:
+    return list(default) if isinstance(default, tuple) else default
+
+
+class OfSource(Tab):
+    """Where the source model is."""
+
+
+class OfStart(Tab):
+    """How the engine comes up."""
+
+
+class HubSource(OfSource):
     """A source model on the Hugging Face Hub."""
 
-    at: Literal["hub"] = Field(default="hub", description="Goes with the tab")
+    at: Literal["hub"] = Field(
+        default="hub", description="`hub`: correct it when you change the tab"
+    )
     repo: str = Field(description="E.g. Qwen/Qwen3.6-35B-A3B", pattern=r"^[\w.-]+/[\w.-]+$")
     revision: str = Field(default="main", description="Branch, tag or commit; resolved once a run")
 
 
-class FolderSource(Part):
+class FolderSource(OfSource):
     """A source model in a local folder."""
 
-    at: Literal["folder"] = Field(default="folder", description="Goes with the tab")
+    at: Literal["folder"] = Field(
+        default="folder", description="`folder`: correct it when you change the tab"
+    )
     path: Path = Field(description="Folder with config.json and safetensors files")
     repo: str | None = Field(
         default=None,
@@ -118,15 +161,19 @@ class SpeculationSpec(Part):
     )
 
 
-class ContainerStart(Part):
+class ContainerStart(OfStart):
     """Start the serving image with the container engine."""
 
-    how: Literal["container"] = Field(default="container", description="Goes with the tab")
+    how: Literal["container"] = Field(
+        default="container", description="`container`: correct it when you change the tab"
+    )
     image: str | None = Field(default=None, description="Image to start; unset: the one built")
     gpus: Literal["all", "none"] = Field(default="all", description="GPUs to request")
     memory_gib: float | None = Field(default=None, gt=0, description="Memory limit, GiB")
     shm_gib: float = Field(default=8, gt=0, description="Shared memory, GiB")
-    python: str = Field(default="python3", description="Interpreter inside the image")
+    python: str | None = Field(
+        default=None, description="Interpreter inside the image; unset: python3"
+    )
     mounts: dict[str, str] = Field(
         default_factory=dict,
         description="More read-only mounts: folder in the container -> folder here",
@@ -136,10 +183,12 @@ class ContainerStart(Part):
     )
 
 
-class ProcessStart(Part):
+class ProcessStart(OfStart):
     """Start the engine as a process on this machine."""
 
-    how: Literal["process"] = Field(default="process", description="Goes with the tab")
+    how: Literal["process"] = Field(
+        default="process", description="`process`: correct it when you change the tab"
+    )
     python: str | None = Field(
         default=None,
         description="Interpreter that has the engine; unset: this one",
@@ -151,10 +200,12 @@ class ProcessStart(Part):
     )
 
 
-class UrlStart(Part):
+class UrlStart(OfStart):
     """Use an engine that already runs; it is never started or stopped."""
 
-    how: Literal["url"] = Field(default="url", description="Goes with the tab")
+    how: Literal["url"] = Field(
+        default="url", description="`url`: correct it when you change the tab"
+    )
     url: str = Field(description="Base URL, e.g. http://127.0.0.1:30000", pattern=r"^https?://")
     log: Path | None = Field(default=None, description="Its log file; without it no release")
 

@@ -100,3 +100,10 @@ def test_every_field_is_described_for_the_form() -> None:
 
 def _is_section(field: dict[str, Any]) -> bool:
     return "$ref" in str(field)
+
+
+def test_what_the_form_left_of_another_tab_is_dropped_and_nothing_else() -> None:
+    carried = {"how": "url", "url": "http://127.0.0.1:1", "python": None, "command": []}
+    assert load_spec(DEMO, {"serve.start": carried}).serve.start.how == "url"
+    assert "serve.start" in refused(DEMO, serve__start={**carried, "python": "python3.11"})
+    assert "serve.start" in refused(DEMO, serve__start={**carried, "pyton": None})

@@ -16,7 +16,8 @@ from typing import Any
 
 from tasks.artifacts import Endpoint, Image
 from tasks.errors import BadInputError, QuantgateError, TransientError
-from tasks.image.docker import docker_answers, docker_engine
+from tasks.image.docker import docker_answers, docker_engine, one_line
+from tasks.image.manifest import read_manifest
 from tasks.serve import procfs
 from tasks.serve.environment import engine_environment
 from tasks.serve.flags import engine_command, says_nvfp4
@@ -26,10 +27,10 @@ from tasks.spec import ContainerStart, ServeSpec
 
 INSIDE = "/checkpoint"
 """Where the checkpoint is mounted in the container."""
+PYTHON = "python3"
 RUN_LABEL = "quantgate.run"
 FOLDER_LABEL = "quantgate.folder"
 OWNER_LABEL = "quantgate.owner"
-VERSION_LABEL = "quantgate.sglang-version"
 _GIB = 1 << 30
 
 
@@ -55,10 +56,10 @@ def serve_container(
             "serve.start.image: no image to start.",
             "Name one, or give the release an `image` to build.",
         )
-    environment = engine_environment({}, spec.env)
     with docker_engine() as client:
         version = _engine_version(client, reference, image)
         port = free_port(spec.port)
+        environment = engine_environment({}, {**spec.env, "QUANTGATE_PORT": str(port)})
         command = _command(spec, start, checkpoint, port, version)
         set_aside(log)
         container = _create(client, reference, command, environment, checkpoint, start, log, run)
@@ -83,7 +84,7 @@ def _engine_version(client: Any, reference: str, image: Image | None) -> str | N
     if image is not None and image.id == reference:
         return image.engine_version
     try:
-        labels = client.images.get(reference).labels
+        client.images.get(reference)
     except ImageNotFound as error:
         raise BadInputError(
             "serve-image-missing",
@@ -91,18 +92,22 @@ def _engine_version(client: Any, reference: str, image: Image | None) -> str | N
             "Pull or build it first.",
         ) from error
     except DockerException as error:
-        raise TransientError("docker-refused", _one_line(error), "Look at Docker's log.") from error
-    return labels.get(VERSION_LABEL) if labels else None
+        raise TransientError("docker-refused", one_line(error), "Look at Docker's log.") from error
+    try:
+        return str(read_manifest(client, reference)["sglang_version"])
+    except QuantgateError:
+        # Somebody else's image: flags are taken as they stand in the spec.
+        return None
 
 
 def _command(
     spec: ServeSpec, start: ContainerStart, checkpoint: Path, port: int, version: str | None
 ) -> tuple[str, ...]:
     if start.command:
-        return fill(start.command, spec, python=start.python, checkpoint=INSIDE, port=port)
+        return fill(start.command, spec, python=start.python or PYTHON, checkpoint=INSIDE, port=port)
     return engine_command(
         spec,
-        python=start.python,
+        python=start.python or PYTHON,
         checkpoint=INSIDE,
         port=port,
         version=version,
@@ -166,7 +171,7 @@ def _start(container: Any) -> None:
 
 def refusal(error: Exception) -> QuantgateError:
     """The engine's refusal in one line, with what to do about it."""
-    words = _one_line(error)
+    words = one_line(error)
     if "could not select device driver" in words:
         return QuantgateError(
             "docker-no-gpu",
@@ -270,7 +275,3 @@ def _within(labels: dict[str, str], folder: Path) -> bool:
 def _owner_alive(owner: str) -> bool:
     pid, _, start = owner.partition(":")
     return pid.isdigit() and procfs.alive(int(pid), start)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")
