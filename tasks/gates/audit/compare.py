@@ -139,12 +139,10 @@ def _wrong_codes(codes: Array, bits: Array, step: Array) -> int:
     rows = max(1, ROWS // bits.shape[1])
     for start in range(0, bits.shape[0], rows):
         part = slice(start, start + rows)
-        weight = bf16_bits_to_f32(bits[part])
         with np.errstate(divide="ignore", invalid="ignore"):
-            right = encode(weight, step[part])
-        differ = right != codes[part]
-        if differ.any():
-            wrong += _beyond_ties(weight, step[part], right, codes[part])
+            right = encode(bits[part], step[part])
+        if not np.array_equal(right, codes[part]):
+            wrong += _beyond_ties(bf16_bits_to_f32(bits[part]), step[part], right, codes[part])
     return wrong
 
 

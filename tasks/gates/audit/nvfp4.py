@@ -24,6 +24,13 @@ SMALLEST_NORMAL = 0x08
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 """Bits -> value, of all 256 patterns."""
+MAGNITUDE, SIGN = np.uint16(0x7FFF), np.uint16(0x8000)
+"""Of BF16."""
+
+_SIGNED = np.concatenate([E2M1, -E2M1])
+_BYTES = np.arange(256)
+PAIRS = np.stack([_SIGNED[_BYTES & 15], _SIGNED[_BYTES >> 4]], axis=-1).view(np.uint64)[:, 0]
+"""Byte of two codes -> both values, as the bits of two float32."""
 
 _LOW = np.uint64(0x7777777777777777)
 _ONES = np.uint64(0x1111111111111111)
@@ -65,11 +72,9 @@ def bf16_bits_to_f32(bits: Array) -> Array:
 def block_amax_bits(bits: Array) -> Array:
     """Largest magnitude of each block: BF16 bits uint16 [N, K] -> uint16 [N, K/16]."""
     rows, columns = bits.shape
-    half = (bits & np.uint16(0x7FFF)).reshape(rows, columns // BLOCK, BLOCK)
-    while half.shape[2] > 1:
-        middle = half.shape[2] // 2
-        half = np.maximum(half[:, :, :middle], half[:, :, middle:])
-    return np.asarray(half[:, :, 0])
+    # A long axis is reduced many times faster than one of 16.
+    lanes = np.ascontiguousarray((bits & MAGNITUDE).reshape(-1, BLOCK).T)
+    return np.asarray(lanes.max(axis=0).reshape(rows, columns // BLOCK))
 
 
 def scale_2_of(amax: float) -> np.float32:
@@ -90,28 +95,34 @@ def step_of(scale: Array, scale_2: np.float32) -> Array:
     return np.asarray(E4M3[scale] * scale_2)
 
 
-def encode(weight: Array, step: Array) -> Array:
-    """Packed codes of float32 [N, K] under the steps float32 [N, K/16], ties to even.
+def encode(bits: Array, step: Array) -> Array:
+    """Packed codes of BF16 bits uint16 [N, K] under the steps float32 [N, K/16], ties to even.
 
-    E2M1's grid has steps of 0.5 up to 2, 1 up to 4 and 2 up to 6, so the code of |x| is
-    min(2x, x + 2, x/2 + 4) rounded to even, 7 at most.
+    E2M1's grid has steps of 0.5 up to 2, 1 up to 4 and 2 up to 6, so the code of |x| is the least
+    of round(2x), round(x) + 2, round(x/2) + 4 and 7. Zero of either sign is code 0.
     """
-    rows, columns = weight.shape
-    x = weight.reshape(rows, -1, BLOCK) / step[:, :, None]
-    sign = (x < 0).view(np.uint8) << np.uint8(3)
-    np.abs(x, out=x)
-    bound = np.minimum(x + 2, x * np.float32(0.5) + 4)
-    np.minimum(bound, x + x, out=bound)
-    np.rint(bound, out=bound)
-    np.minimum(bound, 7, out=bound)
-    codes = (bound.astype(np.uint8) | sign).reshape(rows, columns)
-    return np.asarray(codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4)))
+    rows, columns = bits.shape
+    x = bf16_bits_to_f32(bits & MAGNITUDE).reshape(-1, BLOCK)
+    x /= step.reshape(-1, 1)
+    least = np.rint(x)
+    least += 2
+    other = x + x
+    np.rint(other, out=other)
+    np.minimum(least, other, out=least)
+    x *= np.float32(0.5)
+    np.rint(x, out=x)
+    x += 4
+    np.minimum(least, x, out=least)
+    np.minimum(least, 7, out=least)
+    codes = least.astype(np.uint8).reshape(rows, columns)
+    codes |= (bits > SIGN).view(np.uint8) << np.uint8(3)
+    pairs = codes.view(np.uint16)
+    return np.asarray(((pairs >> np.uint16(4)) | pairs).astype(np.uint8))
 
 
 def decode(packed: Array, step: Array) -> Array:
     """Packed uint8 [N, K/2] and steps [N, K/16] -> float32 [N, K]."""
     rows, half = packed.shape
-    values = np.concatenate([E2M1, -E2M1])
-    pairs = np.stack([values[np.arange(256) & 15], values[np.arange(256) >> 4]], axis=-1)
-    out = pairs[packed].reshape(rows, -1, BLOCK) * step[:, :, None]
-    return np.asarray(out.reshape(rows, 2 * half))
+    values = PAIRS.take(packed, mode="clip").view(np.float32).reshape(rows, -1, BLOCK)
+    values *= step[:, :, None]
+    return np.asarray(values.reshape(rows, 2 * half))
