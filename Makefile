@@ -14,7 +14,7 @@ demo: setup
 	$(BIN)/quantgate release deployments/demo/release.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long and not gpu"
 
 lint: setup
 	$(BIN)/ruff check .

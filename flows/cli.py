@@ -116,7 +116,7 @@ def patches_command(
     check: Annotated[bool, typer.Option("--check", help="Look only; change nothing.")] = False,
 ) -> Outcome:
     """Apply the SGLang source patches, all or none; a drifted one is refused."""
-    from tasks.image.patches import patches
+    from tasks.image.patching import patches
 
     result = patches(sglang, check)
     rows = [

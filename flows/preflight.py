@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tasks.errors import BadInputError
 from tasks.hub.publish import preflight_publish
 from tasks.quantize.preflight import check_source
-
-from tasks.errors import BadInputError
 from tasks.spec import FolderSource, ReleaseSpec
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow, runtime
-from tasks.card.task import collect_samples, write_card
-from tasks.image.task import build_image
-from tasks.quantize.preflight import check_source
 
 from flows.bars import bars
 from flows.decide import Decision, judge
+from flows.measure import Served, measure_on_one_engine
 from flows.plan import plan
 from flows.preflight import preflight
 from flows.tell import tell_decision, tell_gates, tell_plan
@@ -21,20 +18,20 @@ from tasks.artifacts import (
     Card,
     Checkpoint,
     GateReport,
-    Image,
     Publication,
     ReleaseVerdict,
     Source,
     Verdict,
 )
+from tasks.card.task import sample_source, write_card
 from tasks.errors import BadInputError
-from tasks.gates.task import gate_audit, gate_served, reusable, served_gates
+from tasks.gates.task import gate_audit, served_gates
 from tasks.hub.task import fetch_source, publish_release
+from tasks.image.task import build_image
+from tasks.quantize.preflight import check_source
 from tasks.quantize.task import quantize_checkpoint
 from tasks.requant.task import requantize_draft
 from tasks.run import Run, default_root
-from tasks.serve.engines import EngineExitedError
-from tasks.serve.task import start_engine
 from tasks.spec import ReleaseSpec
 from tasks.store import write_whole
 
@@ -79,41 +76,22 @@ def _checked_source(run: Run) -> Source:
 
 
 def _carry_out(run: Run, source: Source) -> Decision:
+    building = build_image.submit(run)  # while the model is quantized
     quantized = quantize_checkpoint(run, source)
     checkpoint = requantize_draft(run, source, quantized)
     reports = {"audit": gate_audit(run, source, checkpoint)}
-    image = build_image(run)
+    image, served = building.result(), Served()
     if reports["audit"].verdict is not Verdict.FAIL:
-        reports |= _gates_on_one_server(run, checkpoint, image)
+        served = measure_on_one_engine(run, checkpoint, image)
+        reports |= served.reports
     tell_gates(reports)
     verdict, why = judge(reports, ("audit", *served_gates(run.spec)))
-    if verdict is not ReleaseVerdict.RELEASED:
+    if verdict is not ReleaseVerdict.RELEASED or served.samples is None:
         return _decision(run, checkpoint, reports, verdict, why)
-    card = write_card(
-        run, source, checkpoint, image, reports, collect_samples(run, source, checkpoint)
-    )
+    before = sample_source(run, source)
+    card = write_card(run, source, checkpoint, image, reports, before, served.samples)
     publication = publish_release(run, checkpoint, card)
     return _decision(run, checkpoint, reports, verdict, why, card, publication)
-
-
-def _gates_on_one_server(
-    run: Run, checkpoint: Checkpoint, image: Image | None
-) -> dict[str, GateReport]:
-    """Every served gate on one engine; no engine when all are in the store already."""
-    gates = served_gates(run.spec)
-    reports: dict[str, GateReport] = {}
-    try:
-        with ExitStack() as engines:
-            needed = not all(reusable(run, gate, checkpoint, image) for gate in gates)
-            endpoint = start_engine(run, checkpoint, image, engines) if needed else None
-            for gate in gates:
-                reports[gate] = gate_served(run, gate, checkpoint, image, endpoint)
-                if gate == "smoke" and reports[gate].verdict is not Verdict.PASS:
-                    break
-    except EngineExitedError:
-        if all(report.verdict is Verdict.PASS for report in reports.values()):
-            raise
-    return reports
 
 
 def _decision(
@@ -132,7 +110,7 @@ def _decision(
         release=run.spec.name,
         run=run.id,
         checkpoint=str(checkpoint.path),
-        card=str(card.path) if card else None,
+        card=str(run.folder / card.path.name) if card else None,
         publication=publication,
         gates=reports,
         reused=[note.stage for note in run.ledger if note.reused],

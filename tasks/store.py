@@ -235,11 +235,12 @@ def canonical(value: Any) -> str:
 
 
 def code_digest(*parts: str) -> str:
-    """sha256 over the Python files of these rooms or modules, relative to the project."""
+    """sha256 over the Python files and templates of these rooms, relative to the project."""
     digest = hashlib.sha256()
     for part in parts:
         path = PROJECT / part
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        found = [*path.rglob("*.py"), *path.rglob("*.j2")] if path.is_dir() else [path]
+        for file in sorted(found):
             digest.update(str(file.relative_to(PROJECT)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.context import TaskRunContext
-from prefect.states import State
+from prefect.client.schemas.objects import State
 
 from tasks.errors import TransientError
 from tasks.progress import Progress, both, silent, throttled
