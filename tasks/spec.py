@@ -51,8 +51,9 @@ class Tab(Part):
 
     @classmethod
     def _is_other_tabs_default(cls, name: str, value: Any) -> bool:
-        others = [tab for tab in cls.__mro__[1].__subclasses__() if name in tab.model_fields]
-        return any(value == _plain(tab.model_fields[name].default) for tab in others)
+        tabs: list[type[Part]] = cls.__mro__[1].__subclasses__()
+        fields = [tab.model_fields[name] for tab in tabs if name in tab.model_fields]
+        return any(value == _plain(field.default) for field in fields)
 
 
 def _plain(default: Any) -> Any:
