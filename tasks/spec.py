@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,7 +52,7 @@ class Tab(Part):
 
     @classmethod
     def _is_other_tabs_default(cls, name: str, value: Any) -> bool:
-        tabs: list[type[Part]] = cls.__mro__[1].__subclasses__()
+        tabs: Sequence[type[Part]] = cls.__mro__[1].__subclasses__()
         fields = [tab.model_fields[name] for tab in tabs if name in tab.model_fields]
         return any(value == _plain(field.default) for field in fields)
 
