@@ -48,7 +48,7 @@ def docker_engine(timeout: float = 600) -> Iterator[Any]:
             ) from error
         raise TransientError(
             "docker-unreachable",
-            f"The Docker engine at {url} does not answer: {_first_line(error)}.",
+            f"The Docker engine at {url} does not answer: {one_line(error)}.",
             "Start Docker, or set DOCKER_HOST to where it listens.",
         ) from error
     try:
@@ -66,5 +66,11 @@ def docker_answers() -> bool:
         return False
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200].rstrip(".") if str(error) else type(error).__name__
+def one_line(error: object) -> str:
+    """An error of the engine in one line."""
+    return " ".join(str(error).split())[:300].rstrip(".")
+
+
+def no_space(words: str) -> bool:
+    """Whether the engine complains of a full disk."""
+    return "no space left on device" in words.lower()

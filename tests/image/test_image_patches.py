@@ -196,7 +196,7 @@ def test_runs_alone_and_isolated(site: Path, tmp_path: Path) -> None:
 
 def test_only_the_standard_library_is_imported() -> None:
     for path in PATCHES_FOLDER.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.parse(path.read_text()).body:
             names = [item.name for item in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]

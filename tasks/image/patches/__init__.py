@@ -9,6 +9,14 @@ state, and bring the edits that are needed).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 PATCHES_FOLDER = Path(__file__).parent
 """This folder: what an image gets, and what `patch_digest` is taken over."""
+
+
+def patches(sglang: Path, check: bool = False) -> dict[str, Any]:
+    """The command `quantgate patches`, in the project: see `tasks.image.patching.patches`."""
+    from tasks.image.patching import patches as command
+
+    return command(sglang, check)
