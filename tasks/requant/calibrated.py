@@ -164,7 +164,7 @@ def _shared_input(architecture: Architecture, name: str) -> str:
     match = classify(architecture, name)
     if match is None or match.expert is None:
         return group
-    return group.replace(f".{match.expert}.", ".*.")
+    return ".*.".join(group.rsplit(f".{match.expert}.", 1))
 
 
 def _by_number(name: str) -> tuple[str, int]:
