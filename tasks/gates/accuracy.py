@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tasks.artifacts import Reason, Verdict
 from tasks.gates.answers import Extracted, extract, grade
@@ -56,8 +57,13 @@ class Tally:
 
 def score(line: Line) -> tuple[Extracted, bool]:
     """What a whole answer says, and whether it is right."""
-    found = extract(line["text"])
-    return found, found.rule != "none" and grade(found.answer, line["meta"]["gold"])
+    return _score(line["text"], line["meta"]["gold"])
+
+
+@lru_cache(maxsize=8192)
+def _score(text: str, gold: str) -> tuple[Extracted, bool]:
+    found = extract(text)
+    return found, found.rule != "none" and grade(found.answer, gold)
 
 
 def bounds(gate: Gsm8kGate, tally: Tally) -> tuple[float, float]:

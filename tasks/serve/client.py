@@ -91,6 +91,7 @@ class Client:
             base_url=self.url,
             limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE),
             trust_env=False,
+            verify=self.url.startswith("https"),
             timeout=httpx.Timeout(20),
         )
         self._chat = httpx.URL(f"{self.url}/v1/chat/completions")
