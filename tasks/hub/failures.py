@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tasks.errors import BadInputError, QuantgateError, TransientError
 
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -32,9 +34,16 @@ _REFUSALS: dict[int, tuple[str, str, str]] = {
 
 def status_of(error: BaseException) -> int | None:
     """HTTP status of a Hub error; None when no answer came."""
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
-    return status if isinstance(status, int) else None
+    seen: BaseException | None = error
+    for _ in range(5):
+        status = getattr(getattr(seen, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status
+        seen = seen.__cause__ if seen is not None else None
+    # hf_xet reports a refused token as a plain ConnectionError or RuntimeError with the status
+    # in its text.
+    found = re.search(r"\b(?:status(?: code)?:? ?|HTTP )?(401|403)\b", str(error))
+    return int(found[1]) if found and not _is_local(error) else None
 
 
 def explain(error: BaseException, what: str) -> QuantgateError:

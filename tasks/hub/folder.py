@@ -24,13 +24,13 @@ from pathlib import Path
 
 from tasks.artifacts import Card, Publication
 from tasks.checkpoint.manifest import content_digest, take_manifest
-from tasks.checkpoint.survey import walk_files
 from tasks.checkpoint.write import link_or_copy
 from tasks.errors import BadInputError, QuantgateError
+from tasks.hub.contents import GITATTRIBUTES, merged
 from tasks.hub.marker import RELEASE_FILE, read_release, write_release
 from tasks.spec import PublishSpec
 
-GITATTRIBUTES = """\
+ATTRIBUTES = """\
 *.safetensors filter=lfs diff=lfs merge=lfs -text
 *.png filter=lfs diff=lfs merge=lfs -text
 tokenizer.json filter=lfs diff=lfs merge=lfs -text
@@ -67,22 +67,13 @@ def publish_folder(checkpoint: Path, card: Card, spec: PublishSpec, release_id: 
         with _locked(place):
             _tidy(place)
             _refuse_foreign(place)
-            wanted = _contents(checkpoint, card)
+            wanted = merged(checkpoint, card)
             if not _is_there(place, wanted, release_id):
                 _replace(_build(place, wanted, release_id), place)
             digest = read_release(place)["digest"]
     except OSError as error:
         raise _explained(error, place) from error
     return Publication(to="folder", location=str(place), revision=digest, tag=spec.tag)
-
-
-def _contents(checkpoint: Path, card: Card) -> dict[str, Path]:
-    """Relative path in the repository -> file that holds its content."""
-    wanted = {name: checkpoint / name for name in walk_files(checkpoint)}
-    base = card.path.parent
-    for path in (card.path, *card.files):
-        wanted[path.relative_to(base).as_posix()] = path
-    return wanted
 
 
 def _build(place: Path, wanted: dict[str, Path], release_id: str) -> Path:
@@ -97,8 +88,8 @@ def _build(place: Path, wanted: dict[str, Path], release_id: str) -> Path:
             link_or_copy(origin, target)
         else:
             shutil.copyfile(origin, target)
-    if ".gitattributes" not in wanted:
-        (building / ".gitattributes").write_text(GITATTRIBUTES, encoding="utf-8")
+    if GITATTRIBUTES not in wanted:
+        (building / GITATTRIBUTES).write_text(ATTRIBUTES, encoding="utf-8")
     manifest = take_manifest(building)
     write_release(building, release_id, content_digest(manifest.files))
     _flush(building)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 RELEASE_FILE = "evidence/release.json"
+_LINE = "quantgate release "
 
 
 def read_release(root: Path) -> dict[str, str]:
@@ -19,9 +20,23 @@ def read_release(root: Path) -> dict[str, str]:
     return {str(key): value for key, value in data.items() if isinstance(value, str)}
 
 
+def marker_text(release_id: str, digest: str) -> str:
+    """The mark as it is published: `digest` is the content digest of all other files."""
+    return json.dumps({"release_id": release_id, "digest": digest}, indent=2) + "\n"
+
+
 def write_release(root: Path, release_id: str, digest: str) -> None:
-    """Write the mark: `digest` is the content digest of all other files."""
+    """Write the mark into a folder."""
     path = root / RELEASE_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"release_id": release_id, "digest": digest}, indent=2) + "\n"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(marker_text(release_id, digest), encoding="utf-8")
+
+
+def commit_description(release_id: str, digest: str) -> str:
+    """The description of a release's commit on the Hub, by which it is found again."""
+    return f"{_LINE}{release_id}\ncontent sha256 {digest}"
+
+
+def is_commit_of(message: str, release_id: str) -> bool:
+    """Whether a commit's message carries the mark of this release."""
+    return f"{_LINE}{release_id}" in (line.strip() for line in message.splitlines())
