@@ -211,14 +211,16 @@ def load_draft(
 
 def experts_either_way(
     tensors: Mapping[str, Tensor], prefix: str
-) -> dict[str, Callable[[], Tensor | None]]:
+) -> dict[str, Callable[[], Tensor]]:
     """Routed experts under `prefix` in the layout that the checkpoint does not have.
 
     Names of that other layout (fused `gate_up_proj` [E, 2I, H] and `down_proj` [E, H, I], or
-    `N.{gate,up,down}_proj.weight`) -> how to make them; None comes back when a part is missing.
+    `N.{gate,up,down}_proj.weight`) -> how to make them.
+
+    Calling one raises BadInputError (`tensor-missing`) when a part is missing.
     """
     gate_up, down = tensors.get(prefix + "gate_up_proj"), tensors.get(prefix + "down_proj")
-    made: dict[str, Callable[[], Tensor | None]] = {}
+    made: dict[str, Callable[[], Tensor]] = {}
     if gate_up is not None and down is not None:
         for number in range(gate_up.shape[0]):
             one = f"{prefix}{number}."
@@ -228,9 +230,10 @@ def experts_either_way(
         for number in range(down.shape[0]):
             made[f"{prefix}{number}.down_proj.weight"] = partial(_row, down, number)
         return made
-    count = 0
-    while f"{prefix}{count}.down_proj.weight" in tensors:
-        count += 1
+    places = (name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix))
+    count = 1 + max((int(place) for place in places if place.isdigit()), default=-1)
+    if count == 0:
+        return made
     pair = ("gate_proj", "up_proj")
     made[prefix + "gate_up_proj"] = partial(_stack, tensors, prefix, count, pair)
     made[prefix + "down_proj"] = partial(_stack, tensors, prefix, count, ("down_proj",))
@@ -243,11 +246,11 @@ def _row(stacked: Tensor, number: int) -> Tensor:
 
 def _stack(
     tensors: Mapping[str, Tensor], prefix: str, count: int, parts: tuple[str, ...]
-) -> Tensor | None:
-    rows = []
-    for number in range(count):
-        found = [tensors.get(f"{prefix}{number}.{part}.weight") for part in parts]
-        if any(one is None for one in found):
-            return None
-        rows.append(torch.cat([one for one in found if one is not None]))
-    return torch.stack(rows) if rows else None
+) -> Tensor:
+    names = [[f"{prefix}{number}.{part}.weight" for part in parts] for number in range(count)]
+    for name in (one for group in names for one in group):
+        if name not in tensors:
+            raise BadInputError(
+                "tensor-missing", f"`{name}` is missing.", "Give a checkpoint that is whole."
+            )
+    return torch.stack([torch.cat([tensors[name] for name in group]) for group in names])

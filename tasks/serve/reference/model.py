@@ -219,13 +219,11 @@ def _lm_head(text: Any, tensors: PlainTensors, model: Any, like: Tensor) -> nn.L
 
 def _value(tensors: PlainTensors, name: str, shape: tuple[int, ...]) -> Tensor:
     full = PREFIX + name
-    experts, found, _ = full.partition(".mlp.experts.")
-    if found:
-        made = experts_either_way(tensors, experts + found).get(full)
-        value = made() if made is not None else None
-        value = tensors[full] if value is None and full in tensors else value
-    else:
-        value = tensors.get(full, None)
+    value = tensors.get(full)
+    above, found, _ = full.partition(".mlp.experts.")
+    if value is None and found:
+        make = experts_either_way(tensors, above + found).get(full)
+        value = make() if make is not None else None
     if value is None:
         raise LoadError("tensor-missing", f"`{full}` is missing.", "Make the checkpoint again.")
     return _checked(full, value, shape)
