@@ -17,10 +17,12 @@ from tasks.card.material import CardMaterial, Sample, SampleRun
 from tasks.card.render import render_card
 from tasks.card.samples import answers, sample_prompts, sampling_of
 from tasks.errors import TransientError
+from tasks.gpu import serves_on_gpu
 from tasks.run import Run
 from tasks.serve.engines import serve, wait_ready
 from tasks.spec import SpeculationSpec
 from tasks.store import code_digest, key_of
+from tasks.task import holding_gpu
 
 CODE = ("tasks/card", "templates")
 SAMPLE_CODE = ("tasks/serve", "tasks/card/samples.py")
@@ -85,7 +87,10 @@ def sample_source(run: Run, source: Source) -> list[str] | str:
     }
 
     def build(folder: Path) -> dict[str, Any]:
-        with serve(source.path, plain, None, run.log("engine-source"), run.id) as endpoint:
+        with (
+            holding_gpu(run, "sample source", wanted=serves_on_gpu(plain)),
+            serve(source.path, plain, None, run.log("engine-source"), run.id) as endpoint,
+        ):
             wait_ready(endpoint, plain.ready_timeout)
             return {"answers": answers(endpoint, sample_prompts(run.spec), sampling_of(run.spec))}
 

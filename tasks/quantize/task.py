@@ -9,10 +9,11 @@ from prefect import task
 
 from tasks.artifacts import Checkpoint, Source
 from tasks.child import call_in_child
+from tasks.gpu import quantizes_on_gpu
 from tasks.run import Run
 from tasks.spec import ReleaseSpec
 from tasks.store import Entry, code_digest, file_digest
-from tasks.task import watched
+from tasks.task import holding_gpu, watched
 
 CODE = ("tasks/quantize", "tasks/architectures.py", "tasks/checkpoint")
 
@@ -33,12 +34,13 @@ def quantize_checkpoint(run: Run, source: Source) -> Checkpoint:
     """The source as an NVFP4 checkpoint, from the store where it is there already."""
 
     def build(folder: Path) -> dict[str, Any]:
-        made = call_in_child(
-            "tasks.quantize.quantize:quantize",
-            {"source": source, "spec": run.spec.quantize, "out": folder},
-            run.log("quantize"),
-            watched(run, "quantize"),
-        )
+        with holding_gpu(run, "quantize", wanted=quantizes_on_gpu(run.spec)):
+            made = call_in_child(
+                "tasks.quantize.quantize:quantize",
+                {"source": source, "spec": run.spec.quantize, "out": folder},
+                run.log("quantize"),
+                watched(run, "quantize"),
+            )
         return dict(made)
 
     return checkpoint_of(run.make("quantize", quantize_inputs(run.spec, source), build))

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from prefect import task
 
 from tasks.artifacts import Checkpoint, Endpoint, Image
+from tasks.gpu import serves_on_gpu
 from tasks.run import Run
 from tasks.serve.engines import serve
-from tasks.task import is_transient
+from tasks.task import holding_gpu, is_transient
 
 
 @task(
@@ -26,5 +27,10 @@ def start_engine(
 
     The engine may still be loading: the smoke gate watches it become ready.
     """
-    engine = serve(checkpoint.path, run.spec.serve, image, run.log("engine"), run.id)
-    return engines.enter_context(engine)
+    spec = run.spec.serve
+    with ExitStack() as starting:
+        starting.enter_context(holding_gpu(run, "serve", wanted=serves_on_gpu(spec)))
+        engine = serve(checkpoint.path, spec, image, run.log("engine"), run.id)
+        endpoint = starting.enter_context(engine)
+        engines.push(starting.pop_all())
+    return endpoint
