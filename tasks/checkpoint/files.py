@@ -93,6 +93,11 @@ class CheckpointFiles:
             if name != INDEX and not name.endswith(".safetensors")
         )
 
+    def relax(self) -> None:
+        """Give back the memory of all pages read so far; they are read again when needed."""
+        for mapped in list(self._maps.values()):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
     def release(self) -> None:
         """Drop the mappings; arrays already handed out stay valid."""
         self._maps.clear()

@@ -21,7 +21,7 @@ from tasks.gates.audit.nvfp4 import (
     step_of,
 )
 from tasks.gates.audit.source import SourceWeights
-from tasks.gates.audit.values import Found, fits
+from tasks.gates.audit.values import Found, fits, pieces
 
 Array = np.ndarray[Any, Any]
 ROWS = 2**18
@@ -86,10 +86,9 @@ def compare_plain(files: CheckpointFiles, source: SourceWeights, info: TensorInf
         what = f"Is {list(info.shape)}, the source has {list(wanted.shape)}."
         out.found.append(("source-mismatch", info.name, what))
         return out
-    values = files.array_at(info)
-    if not _same(values, wanted.astype(values.dtype, copy=False)):
-        differ = int(np.count_nonzero(values != wanted.astype(values.dtype, copy=False)))
-        what = f"{differ} of {values.size} values differ from the source."
+    differ = _differing(files.array_at(info), wanted)
+    if differ:
+        what = f"{differ} of {wanted.size} values differ from the source."
         out.found.append(("source-mismatch", info.name, what))
     return out
 
@@ -174,7 +173,11 @@ def _bits(values: Array) -> Array:
     return values.view(np.uint16)
 
 
-def _same(values: Array, wanted: Array) -> bool:
-    size = values.dtype.itemsize
-    kind = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
-    return bool(np.array_equal(values.reshape(-1).view(kind), wanted.reshape(-1).view(kind)))
+def _differing(values: Array, wanted: Array) -> int:
+    """How many values differ bit by bit, the source's cast to the checkpoint's dtype."""
+    kind = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[values.dtype.itemsize]
+    pairs = zip(pieces(values.reshape(-1)), pieces(wanted.reshape(-1)), strict=True)
+    return sum(
+        int(np.count_nonzero(a.view(kind) != b.astype(a.dtype, copy=False).view(kind)))
+        for a, b in pairs
+    )

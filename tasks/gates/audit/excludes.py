@@ -56,7 +56,10 @@ def _covers_any(entry: str, modules: list[str]) -> bool:
 
 
 def _regex(entry: str) -> str:
-    return ".*".join(re.escape(part) for part in entry.split("*"))
+    """A glob as a regular expression that never looks back, however many `*` it has."""
+    first, *middle, last = entry.split("*")
+    steps = "".join(f"(?>.*?{re.escape(part)})" for part in middle if part)
+    return f"{re.escape(first)}{steps}.*{re.escape(last)}"
 
 
 def _upwards(module: str) -> Iterator[str]:

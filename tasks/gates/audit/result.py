@@ -62,6 +62,12 @@ class AuditResult(Record):
     summary: dict[str, Any]
 
 
+def printable(text: str) -> str:
+    """`text` with what a hostile name may hold (lone surrogates, control characters) escaped."""
+    safe = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in safe)
+
+
 class Findings:
     """Collects faults; many of one code are cut short and counted."""
 
@@ -73,12 +79,14 @@ class Findings:
     def add(self, code: str, tensor: str | None, detail: str) -> None:
         """Note a fault; one code is noted once a tensor."""
         kind = CODES[code]
+        tensor = None if tensor is None else printable(tensor)[:300]
         if (code, tensor) in self._seen:
             return
         self._seen.add((code, tensor))
         self._counts[code] += 1
         if self._counts[code] <= MOST:
-            self._faults.append(Fault(code=code, tensor=tensor, detail=f"{detail} {kind.serving}"))
+            said = f"{printable(detail)[:1000]} {kind.serving}"
+            self._faults.append(Fault(code=code, tensor=tensor, detail=said))
 
     def extend(self, found: Iterable[tuple[str, str | None, str]]) -> None:
         """Note several."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -33,6 +33,8 @@ WIDE: Mapping[str, Bounds] = {
     ".k_scale": (1 / 32, 32),
     ".v_scale": (1 / 100, 100),
 }
+FAR = 10.0
+"""A scale that should equal its neighbours and is this many times off is an outlier too."""
 SPREAD = 10.0
 """A scale may always be this many times the group's own (robust) spread away."""
 WITHIN_DRAFT = 64.0
@@ -95,26 +97,28 @@ def _expect_equal(names: list[str], values: Mapping[str, float], findings: Findi
     held = [values[name] for name in names if name in values]
     if len(set(held)) < 2:
         return
-    usual = max(set(held), key=held.count)
+    usual = max(sorted(set(held)), key=held.count)
+    undecided = 2 * held.count(usual) <= len(held)
     for name in names:
-        if name in values and values[name] != usual:
+        if name in values and (undecided or values[name] != usual):
             what = (
                 f"Is {values[name]:.9g}; {held.count(usual)} of {len(held)} fused have {usual:.9g}."
             )
             findings.add("scale-not-shared", name, what)
+            if not 1 / FAR < values[name] / usual < FAR:
+                findings.add("scale-outlier", name, what)
 
 
 def _check_outliers(
     model: Model, values: Mapping[str, float], proven: set[str], findings: Findings
 ) -> None:
+    right = {f"{name}.weight_scale_2" for name in proven}
     circles: dict[tuple[str, ...], list[tuple[str, float]]] = defaultdict(list)
     wide: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for module in model.modules.values():
         for suffix in module.tensors:
             name = module.name + suffix
             if suffix not in SCALARS or name not in values:
-                continue
-            if suffix == ".weight_scale_2" and module.name in proven:
                 continue
             entry = (name, math.log(values[name]))
             wide[suffix].append(entry)
@@ -123,9 +127,9 @@ def _check_outliers(
         suffix, leaf = key[0], key[1]
         if len(entries) >= FEW:
             near = NORMED if leaf in NORMED_INPUTS else FREE
-            _judge(entries, NEAR.get(suffix, near), findings)
+            _judge(entries, NEAR.get(suffix, near), right, findings)
     for suffix, entries in wide.items():
-        _judge(entries, WIDE[suffix], findings)
+        _judge(entries, WIDE[suffix], right, findings)
 
 
 def _circle(module: Module, suffix: str) -> tuple[str, ...]:
@@ -136,8 +140,9 @@ def _circle(module: Module, suffix: str) -> tuple[str, ...]:
     return key
 
 
-def _judge(entries: Iterable[tuple[str, float]], bounds: Bounds, findings: Findings) -> None:
-    entries = list(entries)
+def _judge(
+    entries: list[tuple[str, float]], bounds: Bounds, right: set[str], findings: Findings
+) -> None:
     logs = np.array([value for _, value in entries])
     middle = float(np.median(logs))
     spread = SPREAD * 1.4826 * float(np.median(np.abs(logs - middle)))
@@ -147,7 +152,7 @@ def _judge(entries: Iterable[tuple[str, float]], bounds: Bounds, findings: Findi
     low, high = math.log(bounds[0]), math.log(bounds[1])
     for name, value in entries:
         off = value - middle
-        if not min(low, -spread) <= off <= max(high, spread):
+        if name not in right and not min(low, -spread) <= off <= max(high, spread):
             what = f"Is {math.exp(value):.6g}, {math.exp(off):.3g} times the median of its like."
             findings.add("scale-outlier", name, what)
 

@@ -156,7 +156,7 @@ def _check_tokens(
     if largest >= vocabulary:
         what = f"Its largest id is {largest}, config.json's vocab_size {vocabulary}."
         findings.add("token-ids", "tokenizer.json", what)
-    _check_end(generation, text_config(config), tokenizer, trees, findings)
+    _check_end(generation, tokenizer, trees, findings)
 
 
 def _check_ids(
@@ -171,7 +171,6 @@ def _check_ids(
 
 def _check_end(
     generation: Mapping[str, Any],
-    text: Mapping[str, Any],
     tokenizer: Mapping[str, Any],
     trees: Mapping[str, dict[str, Any] | None],
     findings: Findings,
@@ -185,7 +184,7 @@ def _check_end(
         for item in (added if isinstance(added, list) else ())
         if isinstance(item, dict)
     }
-    stops = _ids(generation.get("eos_token_id")) or _ids(text.get("eos_token_id"))
+    stops = _ids(generation.get("eos_token_id"))
     if name in known and stops and known[name] not in stops:
         what = f"Stops at {stops}; the tokenizer's eos_token {name} is {known[name]}."
         findings.add("token-ids", "generation_config.json:eos_token_id", what)

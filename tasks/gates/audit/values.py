@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.checkpoint.files import CheckpointFiles, TensorInfo
 from tasks.gates.audit.model import Model, Module
-from tasks.gates.audit.nvfp4 import BLOCK, TOP, wrong_blocks
+from tasks.gates.audit.nvfp4 import BLOCK, MAGNITUDE, TOP, wrong_blocks
 from tasks.gates.audit.result import Findings
 
 Found = tuple[str, str | None, str]
@@ -69,10 +69,12 @@ def look_at_plain(files: CheckpointFiles, info: TensorInfo, *, may_be_zero: bool
     values = files.array_at(info)
     if info.dtype == "BF16":
         bits = values.reshape(-1).view(np.uint16)
-        worst = max((int(p.max()) for p in _pieces(bits & np.uint16(0x7FFF))), default=0)
+        worst = max((int((p & MAGNITUDE).max()) for p in pieces(bits)), default=0)
         finite, zero = worst < 0x7F80, worst == 0
     elif info.dtype in {"F32", "F16", "F64"}:
-        finite, zero = bool(np.isfinite(values).all()), not values.any()
+        parts = pieces(values.reshape(-1))
+        finite = all(bool(np.isfinite(part).all()) for part in parts)
+        zero = not any(part.any() for part in parts)
     else:
         return looked
     if not finite:
@@ -145,5 +147,6 @@ def _fingerprint(codes: Array, shape: tuple[int, ...]) -> tuple[Any, ...]:
     )
 
 
-def _pieces(flat: Array) -> list[Array]:
+def pieces(flat: Array) -> list[Array]:
+    """A flat array in parts of some megabytes."""
     return [flat[start : start + CHUNK] for start in range(0, flat.size, CHUNK)]
