@@ -232,6 +232,9 @@ def _speculation(
     if used and pooled.verifications == 0:
         off = "the server reports no speculation" if facts.get("algorithm") is None else "none sent"
         found.append(Reason(code="no-counters", detail=f"no speculation counters: {off}"))
+    elif used and facts.get("device") and facts.get("algorithm") is None:
+        detail = "counters came, but the server reports no speculation"
+        found.append(Reason(code="other-speculation", detail=detail))
     for name, asked in (
         ("draft_tokens", speculation.draft_tokens),
         ("num_steps", steps_of(speculation)),

@@ -28,6 +28,7 @@ from tasks.gates.records import Line, Records, answers, last, read_records, writ
 from tasks.gates.reporting import blockers, common, speed
 from tasks.gates.sampling import draw
 from tasks.gates.session import READY_TIMEOUT, Plan, header, measure
+from tasks.gates.tokens import Tokens, other_prompts, other_texts
 from tasks.gates.trust import doubts, outcome
 from tasks.progress import Progress, silent
 from tasks.serve.client import prompt_digest
@@ -66,6 +67,7 @@ def run_gsm8k(
         concurrency=gate.concurrency,
         timeout=gate.timeout,
         ready_timeout=ready_timeout,
+        tokens=Tokens.open(checkpoint),
         public={"sampling": draw(gate, checkpoint).as_dict()},
     )
     running = Running(gate, [problem.id for problem in problems])
@@ -167,6 +169,8 @@ def _verdict(
         *over_limits(gate, tally),
         *blockers(lines),
         *doubts(used, session.get("model"), steps, gate.max_tokens),
+        *other_prompts(used),
+        *other_texts(used),
     ]
     if against:
         return Verdict.INVALID, against

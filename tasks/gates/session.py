@@ -14,6 +14,7 @@ from tasks.artifacts import Endpoint
 from tasks.errors import BadInputError
 from tasks.gates.problems import content_digest
 from tasks.gates.records import Line, Records, last
+from tasks.gates.tokens import Tokens
 from tasks.progress import Progress, silent
 from tasks.serve.client import Client, StalledError, base_url, prompt_digest
 from tasks.serve.dialects import Prompt, ServerFacts
@@ -44,6 +45,8 @@ class Plan:
     """Prompts that depend on the answers so far; asked afterwards, one at a time."""
     wave: int | None = None
     """Prompts asked between two looks at the server's totals; None: all at once."""
+    tokens: Tokens | None = None
+    """Counts each request's tokens again, into its record."""
     public: dict[str, Any] = field(default_factory=dict)
     """More of the header, which a resume need not have equal."""
 
@@ -131,9 +134,12 @@ async def _ask(
     progress: Progress,
 ) -> None:
     answered, total = records.answers, len(plan.prompts)
+    asked = {prompt.id: prompt for prompt in prompts}
 
     def land(record: Line) -> bool:
         record["session"] = session
+        if plan.tokens is not None and record["status"] == "ok":
+            record["own_tokens"] = plan.tokens.count(asked[record["id"]], record)
         records.append(record)
         answered[record["id"]] = record
         progress(min(1.0, len(answered) / total), f"{len(answered)} answers of {total}")
@@ -150,6 +156,7 @@ async def _ask(
         client.concurrency = 1
         for followup in plan.followups:
             more = [prompt for prompt in followup(answered, facts) if prompt.id not in answered]
+            asked |= {prompt.id: prompt for prompt in more}
             await client.ask_all(fit(more, facts), land)
         ended = (await client.facts()).as_dict()
         records.append({"record": "end", "session": session, "facts": ended})

@@ -19,6 +19,7 @@ from tasks.gates.problems import Problem, known_answers
 from tasks.gates.records import Line, Records, read_records, write_report
 from tasks.gates.session import Followup, Plan, header, measure
 from tasks.gates.smoke_checks import judge
+from tasks.gates.tokens import Tokens
 from tasks.progress import Progress, silent
 from tasks.serve.dialects import Prompt, Sampling, ServerFacts
 from tasks.spec import ServeSpec, SmokeGate
@@ -68,6 +69,7 @@ def run_smoke(
         concurrency=8,
         timeout=300.0,
         ready_timeout=serve.ready_timeout if ready_timeout is None else ready_timeout,
+        tokens=Tokens.open(checkpoint),
         doomed=lambda: doom(endpoint.log),
         followups=(twice(problems, gate), template(problems, gate), long(problems, gate)),
     )

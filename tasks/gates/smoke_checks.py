@@ -13,6 +13,7 @@ from tasks.gates.loaded import Expected, compare, is_draft, not_measured
 from tasks.gates.loadlog import LoadLog
 from tasks.gates.records import Line, answers, last
 from tasks.gates.reporting import blockers, common, speed
+from tasks.gates.tokens import other_prompts, other_texts
 from tasks.gates.trust import MARKUP, doubts, outcome
 from tasks.spec import SmokeGate
 
@@ -36,6 +37,7 @@ def judge(lines: Sequence[Line]) -> GateReport:
     if not blocked:
         failed += _speculation(inputs["speculation"], inputs["engine"], lines, used, log)
         failed += [*_known(gate, landed), *_text(used), *_stable(landed), *_turns(landed)]
+        failed += [*other_prompts(used), *other_texts(used)]
     invalid = [*blocked, *_lost(used)]
     missing = not_measured(expects, log)
     if gate.require_log and [m for m in missing if "log" in m.detail]:
