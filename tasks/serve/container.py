@@ -61,6 +61,7 @@ def serve_container(
         port = free_port(spec.port)
         environment = engine_environment({}, {**spec.env, "QUANTGATE_PORT": str(port)})
         command = _command(spec, start, checkpoint, port, version)
+        _remove_dead(client, run)
         set_aside(log)
         container = _create(client, reference, command, environment, checkpoint, start, log, run)
         try:
@@ -104,7 +105,9 @@ def _command(
     spec: ServeSpec, start: ContainerStart, checkpoint: Path, port: int, version: str | None
 ) -> tuple[str, ...]:
     if start.command:
-        return fill(start.command, spec, python=start.python or PYTHON, checkpoint=INSIDE, port=port)
+        return fill(
+            start.command, spec, python=start.python or PYTHON, checkpoint=INSIDE, port=port
+        )
     return engine_command(
         spec,
         python=start.python or PYTHON,
@@ -128,7 +131,6 @@ def _create(
     from docker.errors import DockerException
     from docker.types import DeviceRequest, Mount
 
-    mounts = {INSIDE: checkpoint, **{to: Path(path) for to, path in start.mounts.items()}}
     gpus = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if start.gpus == "all" else []
     memory = int(start.memory_gib * _GIB) if start.memory_gib else None
     try:
@@ -143,8 +145,8 @@ def _create(
             },
             environment=environment,
             mounts=[
-                Mount(to, str(path.absolute()), type="bind", read_only=True)
-                for to, path in mounts.items()
+                Mount(to, str(path), type="bind", read_only=True)
+                for to, path in _mounts(checkpoint, start).items()
             ],
             network_mode="host",
             init=True,
@@ -158,6 +160,32 @@ def _create(
         )
     except DockerException as error:
         raise refusal(error) from error
+
+
+def _mounts(checkpoint: Path, start: ContainerStart) -> dict[str, Path]:
+    """Folder in the container -> folder here; all of them read-only."""
+    mounts = {to: Path(path).absolute() for to, path in start.mounts.items()}
+    for to, path in mounts.items():
+        if not path.exists():
+            raise BadInputError(
+                "serve-mount", f"serve.start.mounts.{to}: {path} is not there.", "Correct the path."
+            )
+    return {**mounts, INSIDE: checkpoint}
+
+
+def _remove_dead(client: Any, run: str) -> None:
+    """Make room for this run where its own earlier try died and left its container."""
+    from docker.errors import DockerException, NotFound
+
+    try:
+        container = client.containers.get(container_name(run))
+    except NotFound:
+        return
+    except DockerException as error:
+        raise refusal(error) from error
+    if not _owner_alive(container.labels.get(OWNER_LABEL, "")):
+        _stop(container)
+        _remove(container)
 
 
 def _start(container: Any) -> None:
@@ -191,6 +219,7 @@ def refusal(error: Exception) -> QuantgateError:
 def _log_kept(container: Any, log: Path) -> Iterator[None]:
     """Everything that the container prints, in `log`, until it has ended."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
     stream = container.logs(stream=True, follow=True)
 
     def copy() -> None:

@@ -74,7 +74,7 @@ def _watched(endpoint: Endpoint) -> Iterator[Endpoint]:
     if not alive(endpoint):
         raise EngineExitedError(
             "engine-exited",
-            f"The engine ended while it should have served:\n{process.tail(endpoint.log)}",
+            f"The engine ended while it should have served:\n{_last_words(endpoint)}",
             "Read its log; the run may be started again.",
         )
 
@@ -151,7 +151,7 @@ def wait_ready(
             if not still():
                 raise EngineExitedError(
                     "engine-exited",
-                    f"The engine ended before it was ready:\n{process.tail(endpoint.log)}",
+                    f"The engine ended before it was ready:\n{_last_words(endpoint)}",
                     "Read its log.",
                 )
             try:
@@ -169,6 +169,13 @@ def wait_ready(
         f"{process.tail(endpoint.log)}",
         "Read its log, or raise serve.ready_timeout.",
     )
+
+
+def _last_words(endpoint: Endpoint) -> str:
+    """The log's last lines, once a container's have been copied out of Docker."""
+    if endpoint.container is not None:
+        time.sleep(0.5)
+    return process.tail(endpoint.log)
 
 
 def cleanup_leftovers(root: Path) -> list[str]:

@@ -136,7 +136,7 @@ def import_base(socket: str, site: Path, scratch: Path, tag: str) -> str:
 def derive(client: Any, base: str, tag: str, *steps: str) -> str:
     """Tag of an image that is `base` after some more Dockerfile lines."""
     recipe = io.BytesIO("\n".join([f"FROM {base}", *steps]).encode())
-    client.images.build(fileobj=recipe, tag=f"local/sglang:{tag}", network_mode="none")
+    client.images.build(fileobj=recipe, tag=f"local/sglang:{tag}", network_mode="none", rm=True)
     return f"local/sglang:{tag}"
 
 

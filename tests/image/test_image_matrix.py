@@ -22,6 +22,7 @@ from tests.image import isolated, wheels
 pytestmark = pytest.mark.network
 
 OLD = ("0.5.15.post1", "0.5.16")
+DOCS = Path(__file__).parents[2] / "docs" / "patches.md"
 QUANTIZED = ["lm_head", "mtp.fc", "mtp.norm", "mtp.layers.0.mlp.gate", "model.visual*"]
 QUANTIZED += ["mtp.layers.0.mlp.shared_expert_gate", "mtp.layers.0.input_layernorm"]
 BF16 = (
@@ -41,16 +42,15 @@ LOADERS = (
 
 
 def expected(version: str) -> dict[str, str]:
-    """The table of docs/patches.md, before anything is applied."""
-    old = version in OLD
-    return {
-        "attention-quant": "needed" if old else "upstream",
-        "kv-scales": "needed" if old else "upstream",
-        "mtp-quant": "needed",
-        "mtp-kv-scales": "needed" if version <= "0.5.18" else "upstream",
-        "fp4-archs": "needed" if version == "0.5.15.post1" else "not-applicable",
-        "log-kv-scales": "needed",
-    }
+    """The row of docs/patches.md: states before anything is applied."""
+    rows = [
+        [cell.strip() for cell in line.strip("| \n").split("|")]
+        for line in DOCS.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    names = next(row for row in rows if row[0] == "SGLang")
+    (found,) = [row for row in rows if row[0] == version]
+    return dict(zip(names[1:], found[1:], strict=True))
 
 
 SITES = {
