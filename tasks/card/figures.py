@@ -39,19 +39,31 @@ class Headline:
 
 
 HEADLINES = {
-    "audit": Headline("faults", ("faults",), "integer", high="faults"),
-    "smoke": Headline("known answers", ("known_share", "known"), "percent", low="min_known"),
+    "audit": Headline("tensors read", ("tensors",), "integer"),
+    "smoke": Headline("known answers", ("known_right",), "percent", low="min_known"),
     "gsm8k": Headline("accuracy", ("accuracy",), "percent", low="min_accuracy"),
     "acceptance": Headline(
         "mean accept length",
-        ("accept_length", "mean_accept_length"),
+        ("accept_length",),
         "fixed3",
         low="min_accept",
         high="max_accept",
     ),
 }
-PERCENT_ENDS = ("accuracy", "_share", "_rate", "_fraction", "min_known", "confidence")
+PERCENT_ENDS = (
+    "accuracy",
+    "accuracy_of_scored",
+    "_share",
+    "_rate",
+    "_rates",
+    "min_known",
+    "max_lost",
+    "max_cut_off",
+    "size_ratio",
+)
 MAX_TEXT = 200
+MAX_LIST = 8
+"""Longer lists are left to the evidence."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,10 @@ def _rows(evidence: Evidence, file: str, path: tuple[str, ...], skip: str | None
         if isinstance(value, Mapping):
             for inner in _rows(evidence, file, (*path, key), skip=None):
                 yield Row(Safe(f"{words(_spoken(key))}, {inner.label}"), inner.style, inner.path)
+        elif isinstance(value, list) and len(value) <= MAX_LIST and all(map(_is_number, value)):
+            for place, item in enumerate(value):
+                label = words(f"{_spoken(key)} [{place}]")
+                yield Row(label, _style(key, item), (*path, key, str(place)))
         elif _is_single(value):
             yield Row(words(_spoken(key)), _style(key, value), (*path, key))
 
@@ -143,7 +159,13 @@ def _is_single(value: Any) -> bool:
     return isinstance(value, bool | int | float)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _style(key: str, value: Any) -> str:
+    if isinstance(value, int) and key in ("bytes", "source_bytes"):
+        return "size"
     if isinstance(value, float) and key.endswith(PERCENT_ENDS) and 0 <= value <= 1:
         return "percent"
     return style_for(value)

@@ -35,7 +35,7 @@ class Hub:
             endpoint: unset: HF_ENDPOINT, else the public Hub.
         """
         from huggingface_hub import HfApi, constants, get_token
-        from huggingface_hub.utils import disable_progress_bars
+        from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
         found = token.get_secret_value() if token is not None else get_token()

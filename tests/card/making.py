@@ -109,13 +109,13 @@ def make_reports() -> dict[str, GateReport]:
         "audit": GateReport(
             gate="audit",
             verdict=Verdict.PASS,
-            measured={"faults": 0, "tensors": 31, "gigabytes_per_second": 1.913},
+            measured={"tensors": 31, "bytes": 22192, "gigabytes_per_second": 1.913},
             threshold={"faults": 0},
             seconds=0.31,
         ),
         "smoke": GateReport(
             gate="smoke",
-            measured={"known_share": 0.9375, "speculation_active": True},
+            measured={"known_right": 0.9375, "speculation_active": True},
             threshold={"min_known": 0.75},
             counts=Counts(asked=24, scored=24, correct=15),
             seconds=12.5,

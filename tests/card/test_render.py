@@ -100,7 +100,7 @@ def test_every_number_is_in_the_evidence(tmp_path: Path) -> None:
     ("file", "old", "new"),
     [
         ("README.md", "96.51 %", "96.52 %"),
-        ("README.md", "| tensors | 31 |", "| tensors | 32 |"),
+        ("README.md", "tensors read 31", "tensors read 32"),
         ("README.md", "## Limits\n", "## Limits\n\n- It was 1.7 times faster.\n"),
         ("evidence/gates/gsm8k.json", '"low": 0.9554', '"low": 0.9654'),
         ("evidence/provenance.json", '"rows": 256', '"rows": 512'),
@@ -129,7 +129,7 @@ def test_evidence_ties_the_card_to_the_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("gate", "key"),
-    [("gsm8k", "accuracy"), ("acceptance", "accept_length"), ("smoke", "known_share")],
+    [("gsm8k", "accuracy"), ("acceptance", "accept_length"), ("smoke", "known_right")],
 )
 def test_a_value_that_is_not_known_is_an_error(tmp_path: Path, gate: str, key: str) -> None:
     material = without(make_material(tmp_path), gate, key)
@@ -141,8 +141,8 @@ def test_a_value_that_is_not_known_is_an_error(tmp_path: Path, gate: str, key: s
 
 def test_unless_the_spec_declares_it(tmp_path: Path) -> None:
     reason = "the lab's GPU was taken"
-    spec = {"card": {"not_measured": {"gates.smoke.measured.known_share": reason}}}
-    material = without(make_material(tmp_path, spec), "smoke", "known_share")
+    spec = {"card": {"not_measured": {"gates.smoke.measured.known_right": reason}}}
+    material = without(make_material(tmp_path, spec), "smoke", "known_right")
     card = render_card(material, tmp_path / "card").path.read_text()
     assert card.count(reason) == 2
 

@@ -82,7 +82,8 @@ def emulator(
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(patience, "PATIENCE", patience.Patience(first=0.0, longest=0.01))
-    monkeypatch.setattr("huggingface_hub.utils._http.time", _hurried())
+    for module in ("utils._http", "file_download"):
+        monkeypatch.setattr(f"huggingface_hub.{module}.time", _hurried())
     hub = Emulator(emulator_process)
     hub.control("reset")
     yield hub

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tasks.errors import BadInputError
+from tasks.errors import BadInputError, TransientError
 from tasks.hub.fetch import fetch, front_matter, is_needed
-from tasks.spec import FolderSource
+from tasks.spec import FolderSource, HubSource
+from tests.hub.conftest import Emulator
 
 CARD = """---
 license: other
@@ -87,3 +88,66 @@ def test_only_what_a_quantization_needs_is_fetched() -> None:
     left = ["pytorch_model.bin", "consolidated.safetensors", "original/params.json", "figure.png"]
     assert all(is_needed(name) for name in wanted)
     assert not any(is_needed(name) for name in left)
+
+
+def seed(emulator: Emulator, root: Path) -> str:
+    source = write_source(root)
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    return emulator.seed("org/source", files | {"figure.png": b"\0png", "old/x.json": b"{}"})
+
+
+def test_a_hub_source_is_fetched_at_a_commit(emulator: Emulator, tmp_path: Path, way: str) -> None:
+    head = seed(emulator, tmp_path / "origin")
+    asked = HubSource(repo="org/source")
+    source = fetch(asked, tmp_path / "cache", endpoint=emulator.url)
+    assert (source.repo, source.revision) == ("org/source", head)
+    assert source.license == "other"
+    assert {p.name for p in source.path.iterdir()} - {".cache"} == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    }
+    local = fetch(FolderSource(path=tmp_path / "origin"), tmp_path / "cache")
+    assert local.digest == source.digest
+    before = len(emulator.seen["calls"])
+    assert fetch(asked, tmp_path / "cache", endpoint=emulator.url) == source
+    assert not [c for c in emulator.seen["calls"][before:] if "resolve" in c[1]]
+
+
+def test_an_interrupted_fetch_goes_on(emulator: Emulator, tmp_path: Path) -> None:
+    seed(emulator, tmp_path / "origin")
+    emulator.fault("drop-before", match="GET /resolve/", at=2, times=100)
+    with pytest.raises(TransientError):
+        fetch(HubSource(repo="org/source"), tmp_path / "cache", endpoint=emulator.url)
+    emulator.no_faults()
+    fetch(HubSource(repo="org/source"), tmp_path / "cache", endpoint=emulator.url)
+    got = [c for c in emulator.seen["calls"] if c[0] == "GET" and "resolve" in c[1]]
+    assert len(got) == 2, "what was there already is not fetched again"
+
+
+def test_bytes_that_the_hub_does_not_list_are_refused(emulator: Emulator, tmp_path: Path) -> None:
+    seed(emulator, tmp_path / "origin")
+    source = fetch(HubSource(repo="org/source"), tmp_path / "cache", endpoint=emulator.url)
+    weights = source.path / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(TransientError, match="not what the Hub lists") as caught:
+        fetch(HubSource(repo="org/source"), tmp_path / "cache", endpoint=emulator.url)
+    assert caught.value.code == "source-checksum"
+    again = fetch(HubSource(repo="org/source"), tmp_path / "cache", endpoint=emulator.url)
+    assert again == source
+
+
+@pytest.mark.parametrize(
+    ("repo", "revision", "code"),
+    [("org/none", "main", "hub-unauthorized"), ("org/source", "v9", "hub-not-found")],
+)
+def test_what_is_not_there_is_a_clear_line(
+    emulator: Emulator, tmp_path: Path, repo: str, revision: str, code: str
+) -> None:
+    seed(emulator, tmp_path / "origin")
+    asked = HubSource(repo=repo, revision=revision)
+    with pytest.raises(BadInputError, match=f"source {repo}@{revision}") as caught:
+        fetch(asked, tmp_path / "cache", endpoint=emulator.url)
+    assert caught.value.code == code

@@ -29,6 +29,11 @@ def add_account(app: FastAPI) -> None:
         access = {"displayName": "test", "role": user.role}
         return {"type": "user", "name": user.name, "orgs": orgs, "auth": {"accessToken": access}}
 
+    @app.get("/api/agent-harnesses")
+    async def harnesses(request: Request) -> list[dict[str, Any]]:
+        """utils._detect_agent, from the `hf` command line."""
+        return []
+
     @app.post("/api/repos/create")
     async def create(request: Request) -> dict[str, Any]:
         """HfApi.create_repo."""
