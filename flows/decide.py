@@ -10,6 +10,15 @@ from pydantic import Field
 from tasks.artifacts import GateReport, Publication, Record, ReleaseVerdict, Verdict
 
 
+class Basis(Record):
+    """What a release was made from: equal bases make equal releases."""
+
+    source: str = Field(description="commit on the Hub, content digest for a folder")
+    recipe: str = Field(description="digest of the spec and of the files that it names")
+    image: str | None = Field(description="digest or id of the base image; None without container")
+    code: str = Field(description="digest of this program")
+
+
 class Decision(Record):
     """How a release ended (decision.json, a contract: programs outside read it)."""
 
@@ -18,6 +27,7 @@ class Decision(Record):
     why: str
     release: str
     run: str
+    basis: Basis | None = Field(default=None, description="None in runs of older versions")
     checkpoint: str | None = None
     card: str | None = None
     publication: Publication | None = None

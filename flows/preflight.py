@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flows.approval import check_askable
 from tasks.errors import BadInputError
 from tasks.hub.publish import preflight_publish
 from tasks.quantize.preflight import check_source
@@ -23,6 +24,7 @@ def preflight(spec: ReleaseSpec, root: Path) -> None:
     _check_file("gates.gsm8k.data", gates.gsm8k.data)
     if gates.acceptance is not None:
         _check_file("gates.acceptance.prompts", gates.acceptance.prompts)
+    check_askable(spec.publish.approval)
     preflight_publish(spec.publish)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import shutil
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from prefect import flow, runtime
 
+from flows.approval import ask_person
 from flows.bars import bars
-from flows.decide import Decision, judge
+from flows.decide import Basis, Decision, judge
+from flows.hooks import remember, show_failure, stop_its_engines
 from flows.measure import Served, measure_on_one_engine
 from flows.plan import plan
 from flows.preflight import preflight
-from flows.tell import tell_decision, tell_gates, tell_plan
+from flows.tell import tell_card, tell_decision, tell_gates, tell_image, tell_plan
+from flows.unchanged import basis_of, unchanged, why_again
 from tasks.artifacts import (
     Card,
     Checkpoint,
@@ -32,6 +36,7 @@ from tasks.quantize.preflight import check_source
 from tasks.quantize.task import quantize_checkpoint
 from tasks.requant.task import requantize_draft
 from tasks.run import Run, default_root
+from tasks.serve.engines import cleanup_leftovers
 from tasks.spec import ReleaseSpec
 from tasks.store import write_whole
 
@@ -41,26 +46,36 @@ def _run_name() -> str:
     return f"{name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
 
 
-@flow(name="release", flow_run_name=_run_name)
-def release(spec: ReleaseSpec, root: Path | None = None) -> Decision:
+@flow(
+    name="release",
+    flow_run_name=_run_name,
+    on_failure=[show_failure],
+    on_cancellation=[stop_its_engines],
+    on_crashed=[stop_its_engines],
+)
+def release(spec: ReleaseSpec, root: Path | None = None, only_if_changed: bool = False) -> Decision:
     """Quantize, requantize the draft head, audit, serve once, gate, decide, document, publish.
 
     Args:
         spec: the release.
         root: folder for `releases/` and the artifact store; unset: QUANTGATE_ROOT, else here.
+        only_if_changed: end UNCHANGED when source, recipe, base image and code are as they were.
 
     Raises:
         BadInputError: the spec cannot be carried out; nothing was spent.
     """
     root = root or default_root()
     preflight(spec, root)
+    cleanup_leftovers(root)
     with bars() as bar:
         run = Run.start(spec, root, bar)
+        remember(run)
         source = _checked_source(run)
-        tell_plan(plan(run, source))
-        decision = _carry_out(run, source)
+        basis = basis_of(run, source, refresh=only_if_changed)
+        decision = unchanged(run, basis) if only_if_changed else None
+        decision = decision or _carry_out(run, source, basis)
     write_whole(run.folder / "decision.json", decision.model_dump_json(indent=2))
-    tell_decision(decision, run.ledger)
+    tell_decision(decision, run)
     return decision
 
 
@@ -75,7 +90,8 @@ def _checked_source(run: Run) -> Source:
     return source
 
 
-def _carry_out(run: Run, source: Source) -> Decision:
+def _carry_out(run: Run, source: Source, basis: Basis) -> Decision:
+    tell_plan(plan(run, source), why_again(run, basis))
     building = build_image.submit(run)  # while the model is quantized
     quantized = quantize_checkpoint(run, source)
     checkpoint = requantize_draft(run, source, quantized)
@@ -84,18 +100,25 @@ def _carry_out(run: Run, source: Source) -> Decision:
     if reports["audit"].verdict is not Verdict.FAIL:
         served = measure_on_one_engine(run, checkpoint, image)
         reports |= served.reports
-    tell_gates(reports)
+    tell_image(image)
+    tell_gates(run.spec.name, reports)
+    ended = partial(_decision, run, basis, checkpoint, reports)
     verdict, why = judge(reports, ("audit", *served_gates(run.spec)))
     if verdict is not ReleaseVerdict.RELEASED or served.samples is None:
-        return _decision(run, checkpoint, reports, verdict, why)
+        return ended(verdict, why)
     before = sample_source(run, source)
     card = write_card(run, source, checkpoint, image, reports, before, served.samples)
+    tell_card(card)
+    withheld = ask_person(run, reports, card)
+    if withheld is not None:
+        return ended(*withheld, card)
     publication = publish_release(run, checkpoint, card)
-    return _decision(run, checkpoint, reports, verdict, why, card, publication)
+    return ended(verdict, why, card, publication)
 
 
 def _decision(
     run: Run,
+    basis: Basis,
     checkpoint: Checkpoint,
     reports: dict[str, GateReport],
     verdict: ReleaseVerdict,
@@ -109,6 +132,7 @@ def _decision(
         why=why,
         release=run.spec.name,
         run=run.id,
+        basis=basis,
         checkpoint=str(checkpoint.path),
         card=str(run.folder / card.path.name) if card else None,
         publication=publication,
