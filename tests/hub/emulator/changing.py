@@ -30,9 +30,9 @@ def add_account(app: FastAPI) -> None:
         return {"type": "user", "name": user.name, "orgs": orgs, "auth": {"accessToken": access}}
 
     @app.get("/api/agent-harnesses")
-    async def harnesses(request: Request) -> list[dict[str, Any]]:
+    async def harnesses(request: Request) -> Response:
         """utils._detect_agent, from the `hf` command line."""
-        return []
+        raise RefusalError(404, "not served here")
 
     @app.post("/api/repos/create")
     async def create(request: Request) -> dict[str, Any]:
