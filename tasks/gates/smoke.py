@@ -24,7 +24,7 @@ from tasks.progress import Progress, silent
 from tasks.serve.dialects import Prompt, Sampling, ServerFacts
 from tasks.spec import ServeSpec, SmokeGate
 
-TWICE = 3
+TWICE = 2
 """Questions that are asked twice more, alone, to see whether greedy text is stable."""
 LONG = 2
 """Long conversations that are asked."""
