@@ -219,13 +219,14 @@ def _compare_index(found: Survey, weight_map: dict[str, str], as_source: bool) -
         for name, tensor in found.tensors.items():
             if name not in weight_map:
                 found.report("index-mismatch", name, f"In {tensor.file}, and not in the index.")
-    _compare_total(found, readable >= set(weight_map.values()))
+    if readable >= set(weight_map.values()):
+        _compare_total(found, weight_map)
 
 
-def _compare_total(found: Survey, complete: bool) -> None:
+def _compare_total(found: Survey, weight_map: dict[str, str]) -> None:
     declared = found.declared_total
-    actual = sum(tensor.nbytes for tensor in found.tensors.values())
-    if declared is None or not complete or found.problems:
+    if declared is None or found.problems:
         return
+    actual = sum(tensor.nbytes for name, tensor in found.tensors.items() if name in weight_map)
     if declared != actual:
         found.report("total-size", INDEX, f"total_size is {declared}; the tensors take {actual}.")
