@@ -206,6 +206,12 @@ def refusal(error: Exception) -> QuantgateError:
             "Docker has no GPU driver for serve.start.gpus `all`.",
             "Install the NVIDIA container toolkit, or set serve.start.gpus to `none`.",
         )
+    if "docker-init" in words:
+        return QuantgateError(
+            "docker-no-init",
+            "Docker has no docker-init, which a container needs to be stopped cleanly.",
+            "Install tini (Debian: apt-get install tini).",
+        )
     if "is already in use" in words:
         return QuantgateError(
             "docker-name-taken",
@@ -270,6 +276,21 @@ def container_alive(identity: str) -> bool:
             return bool(client.containers.get(identity).status == "running")
     except (DockerException, QuantgateError):
         return False
+
+
+def container_end(identity: str) -> str:
+    """How the container ended, in words: its exit code, and whether memory ran out."""
+    from docker.errors import DockerException
+
+    try:
+        with docker_engine(timeout=30) as client:
+            state = client.containers.get(identity).attrs["State"]
+    except (DockerException, QuantgateError):
+        return "the container is gone"
+    words = f"exit code {state['ExitCode']}"
+    if state.get("OOMKilled"):
+        words += ", out of memory: raise serve.start.memory_gib"
+    return words
 
 
 def remove_leftovers(root: Path) -> list[str]:

@@ -173,9 +173,12 @@ def wait_ready(
 
 def _last_words(endpoint: Endpoint) -> str:
     """The log's last lines, once a container's have been copied out of Docker."""
-    if endpoint.container is not None:
-        time.sleep(0.5)
-    return process.tail(endpoint.log)
+    if endpoint.container is None:
+        return process.tail(endpoint.log)
+    from tasks.serve.container import container_end
+
+    time.sleep(0.5)
+    return f"({container_end(endpoint.container)})\n{process.tail(endpoint.log)}"
 
 
 def cleanup_leftovers(root: Path) -> list[str]:

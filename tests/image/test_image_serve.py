@@ -144,6 +144,20 @@ def test_killed_from_outside_while_it_serves(
     assert containers(docker_client) == []
 
 
+def test_out_of_memory_is_told(
+    docker_client: Any, base: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    hungry = "import time; time.sleep(0.5); x = bytearray(1 << 28); x[::4096] = b'1' * (1 << 16)"
+    start = {"memory_gib": 0.03125, "command": ["python3", "-c", hungry]}
+    with (
+        pytest.raises(engines.EngineExitedError, match="exit code 137, out of memory"),
+        engines.serve(
+            checkpoint, spec_of(base, start=start), None, tmp_path / "log", "r"
+        ) as endpoint,
+    ):
+        assert until(lambda: not engines.alive(endpoint))
+
+
 def test_ends_before_it_is_ready(
     docker_client: Any, base: str, checkpoint: Path, tmp_path: Path
 ) -> None:
