@@ -324,3 +324,10 @@ def _by_kind(used: Sequence[Line], steps: int) -> dict[str, float]:
         if part.verifications:
             by_kind[kind] = part.accept_length
     return by_kind
+
+
+def units_of(lines: Sequence[Line]) -> tuple[list[int], list[int]]:
+    """(correct drafts, verifications) of each unit that the bootstrap draws, from the records."""
+    speculation = SpeculationSpec(**lines[0]["inputs"]["speculation"])
+    landed = answers(lines)
+    return _pooled(lines, list(landed.values()), speculation)[1]
