@@ -41,14 +41,15 @@ from tasks.spec import ReleaseSpec
 from tasks.store import write_whole
 
 
-def _run_name() -> str:
+def run_name() -> str:
+    """Release and time, as the run is called in the UI."""
     name = runtime.flow_run.parameters["spec"].name
     return f"{name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
 
 
 @flow(
     name="release",
-    flow_run_name=_run_name,
+    flow_run_name=run_name,
     on_failure=[show_failure],
     on_cancellation=[stop_its_engines],
     on_crashed=[stop_its_engines],

@@ -6,6 +6,7 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prefect.artifacts import (
     create_image_artifact,
@@ -88,6 +89,17 @@ def tell_decision(decision: Decision, run: Run) -> None:
     )
 
 
+def tell_comparison(
+    tables: Mapping[str, Sequence[Mapping[str, Any]]], plot: Path, file: Path
+) -> None:
+    """Keep the tables of a comparison and its picture."""
+    for key, rows in tables.items():
+        shown = [{name: _rounded(value) for name, value in row.items()} for row in rows]
+        create_table_artifact(table=shown, key=key.replace("_", "-"), description=str(file))
+    if picture := _inline(plot):
+        create_image_artifact(picture, key="comparison", description="Accept length and speed")
+
+
 def decision_markdown(decision: Decision, ledger: Sequence[StageNote], folder: Path) -> str:
     """The decision, the gates that led to it, and what each stage cost."""
     lines = [f"## {decision.verdict}", "", decision.why, ""]
@@ -137,6 +149,10 @@ def _inline(file: Path) -> str | None:
 def _url(publication: Publication) -> str:
     where = publication.location
     return where if "://" in where else Path(where).absolute().as_uri()
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def _cell(text: str) -> str:

@@ -16,6 +16,7 @@ from tasks.artifacts import Card, Checkpoint, Endpoint, GateReport, Image, Recor
 from tasks.card.material import CardMaterial, Sample, SampleRun
 from tasks.card.render import render_card
 from tasks.card.samples import answers, sample_prompts, sampling_of
+from tasks.compare.keep import comparisons_for
 from tasks.errors import TransientError
 from tasks.gpu import serves_on_gpu
 from tasks.run import Run
@@ -120,6 +121,7 @@ def write_card(
         "reports": reports,
         "samples": [before, after],
         "environment": environment(),
+        "comparisons": comparisons_for(run, checkpoint),
         "code": code_digest(*CODE),
     }
 
@@ -140,6 +142,7 @@ def write_card(
             samples_skipped=before if isinstance(before, str) else None,
             environment=environment(),
             hardware=reports["gsm8k"].hardware,
+            comparisons=made["comparisons"],
         )
         card = render_card(material, folder)
         return {"files": [str(file.relative_to(folder)) for file in card.files]}

@@ -1,0 +1,1 @@
+"""Draft heads side by side, and the sweep over draft steps, measured in turns on one machine."""
