@@ -93,7 +93,8 @@ def _repeated_texts(whole: Sequence[Line]) -> list[tuple[str, str]]:
         golds = {line["meta"].get("gold") for line in lines}
         if len(prompts) > 1 and (len(golds) > 1 or golds == {None}):
             odd += len(lines) - 1
-    if odd <= max(2, 2 * TOLERATED * len(whole)):
+    judged = any("gold" in line["meta"] for line in whole)
+    if odd <= max(2, (2 * TOLERATED if judged else ALIKE) * len(whole)):
         return []
     return [("duplicate-answers", f"{odd} answers repeat the answer to another prompt")]
 
@@ -207,3 +208,5 @@ def _over(
     if len(odd) <= TOLERATED * len(whole):
         return []
     return [(code, f"{len(odd)} of {len(whole)} {words} (first: {odd[0]['id']})")]
+ALIKE = 0.1
+"""Share of answers that may repeat another where prompts have no one right answer."""
