@@ -19,6 +19,8 @@ Line = dict[str, Any]
 
 TOLERATED = 0.01
 """Share of answers that may show a per-answer oddity before it counts as the server's doing."""
+ALIKE = 0.1
+"""Share of answers that may repeat another where prompts have no one right answer."""
 SAME_TEXT_CHARS = 24
 """Two prompts with one answer are odd only from this length on: short answers do coincide."""
 OUTAGE = 3
@@ -208,5 +210,3 @@ def _over(
     if len(odd) <= TOLERATED * len(whole):
         return []
     return [(code, f"{len(odd)} of {len(whole)} {words} (first: {odd[0]['id']})")]
-ALIKE = 0.1
-"""Share of answers that may repeat another where prompts have no one right answer."""
