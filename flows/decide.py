@@ -19,6 +19,15 @@ class Basis(Record):
     code: str = Field(description="digest of this program")
 
 
+HEADLINES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "audit": (("bits_per_weight", "gigabytes_per_second"), ("faults",)),
+    "smoke": (("known_right", "long_right"), ("min_known",)),
+    "gsm8k": (("accuracy",), ("min_accuracy",)),
+    "acceptance": (("accept_length",), ("min_accept", "max_accept")),
+}
+"""Of all that a gate measured and compared with, the names that a table shows."""
+
+
 class Decision(Record):
     """How a release ended (decision.json, a contract: programs outside read it)."""
 
@@ -59,15 +68,19 @@ def _because(reports: list[GateReport]) -> str:
 
 
 def headline(report: GateReport) -> tuple[str, str]:
-    """A gate's measured value and threshold, in one short text each, for tables."""
-    return _short(report.measured), _short(report.threshold)
+    """A gate's measured value with its interval, and its threshold, short enough for tables."""
+    measured, threshold = HEADLINES.get(report.gate, ((), ()))
+    value = _short(report.measured, measured)
+    if report.interval is not None:
+        value += f" [{report.interval.low:.4g}, {report.interval.high:.4g}]"
+    return value, _short(report.threshold, threshold)
 
 
-def _short(values: Mapping[str, Any]) -> str:
+def _short(values: Mapping[str, Any], names: tuple[str, ...]) -> str:
     parts = []
-    for name, value in values.items():
-        if isinstance(value, bool | str | int):
-            parts.append(f"{name} {value}")
-        elif isinstance(value, float):
-            parts.append(f"{name} {value:.4g}")
-    return ", ".join(parts[:3]) or "-"
+    for name in names or tuple(values)[:2]:
+        value = values.get(name)
+        if isinstance(value, bool | str | int | float):
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            parts.append(f"{name.replace('_', ' ')} {shown}")
+    return ", ".join(parts) or "-"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flows.decide import headline, judge
-from tasks.artifacts import GateReport, Reason, ReleaseVerdict, Verdict
+from tasks.artifacts import GateReport, Interval, Reason, ReleaseVerdict, Verdict
 
 ASKED = ("audit", "smoke", "gsm8k")
 
@@ -49,10 +49,15 @@ def test_an_absent_gate_is_named() -> None:
 
 def test_a_headline_is_never_empty() -> None:
     assert headline(GateReport(gate="audit", verdict=Verdict.PASS)) == ("-", "-")
+    assert headline(GateReport(gate="other", verdict=Verdict.PASS, measured={"a": 1}))[0] == "a 1"
+
+
+def test_a_headline_shows_the_figure_that_decides_with_its_interval() -> None:
     report = GateReport(
         gate="gsm8k",
         verdict=Verdict.PASS,
-        measured={"accuracy": 0.97253},
-        threshold={"min_accuracy": 0.9},
+        measured={"accept_length": 2.8, "accuracy": 0.97253},
+        threshold={"max_lost": 0.01, "min_accuracy": 0.9},
+        interval=Interval(low=0.951, high=1.0, confidence=0.95, method="one-sided"),
     )
-    assert headline(report) == ("accuracy 0.9725", "min_accuracy 0.9")
+    assert headline(report) == ("accuracy 0.9725 [0.951, 1]", "min accuracy 0.9")
