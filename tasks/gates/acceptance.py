@@ -30,11 +30,8 @@ from tasks.spec import AcceptanceGate, SpeculationSpec
 
 MAX_LOST = 0.01
 """Share of lost requests over which it is INVALID."""
-OUTSIDE = 0.02
-"""Share of verifications outside the fullest bin up to which all mass counts as in one bin."""
-LAST = 0.7
-"""Verifications a request that may lie outside it besides: the last one, cut where the answer ends
-(two times in three with two steps)."""
+ONE_BIN = 0.98
+"""Share of verifications in one bin of the histogram from which all mass counts as in one bin."""
 NEAR_ONE = 1.1
 """Accept length under which drafts count as not accepted at all."""
 
@@ -269,8 +266,7 @@ def _numbers(
 
 def _one_bin(pooled: Pooled) -> list[Reason]:
     total = sum(pooled.histogram)
-    outside = total - max(pooled.histogram, default=0)
-    if total == 0 or outside > OUTSIDE * total + LAST * pooled.requests:
+    if total == 0 or max(pooled.histogram) < ONE_BIN * total:
         return []
     accepted = pooled.histogram.index(max(pooled.histogram))
     share = pooled.histogram[accepted] / total

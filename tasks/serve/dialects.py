@@ -154,9 +154,9 @@ class SGLang(Dialect):
         return {**super().body(model, prompt), "return_meta_info": True}
 
     def counters(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        """`meta_info`'s counters; None when speculation is off or none were sent."""
+        """`meta_info`'s counters; None when nothing was verified or none were sent."""
         meta = choice.get("meta_info") or {}
-        if meta.get("spec_verify_ct") is None:
+        if not meta.get("spec_verify_ct"):
             return None
         return {
             "verify_ct": meta["spec_verify_ct"],

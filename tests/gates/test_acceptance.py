@@ -54,8 +54,8 @@ def test_a_healthy_head_passes_with_rates_and_kinds(tmp_path: Path) -> None:
         ((0.01, 0.01), {}, Verdict.FAIL, "accept-near-one"),
         ((1.0, 0.0), {}, Verdict.FAIL, "one-bin"),
         ((0.97, 0.97), {"max_accept": 2.5}, Verdict.FAIL, "accept-ceiling"),
-        ((0.85, 0.75), {"min_accept": 2.422}, Verdict.INVALID, "undecided"),
-        ((0.85, 0.75), {"max_accept": 2.422}, Verdict.INVALID, "undecided"),
+        ((0.85, 0.75), {"min_accept": 2.475}, Verdict.INVALID, "undecided"),
+        ((0.85, 0.75), {"max_accept": 2.475}, Verdict.INVALID, "undecided"),
     ],
 )
 def test_bounds(

@@ -206,15 +206,18 @@ class FakeEngine:
         return reply
 
     def _speculate(self, reply: Reply) -> None:
-        """Spend the reply's tokens on verifications that accept by chance, seeded by the text."""
+        """Spend the reply's tokens on verifications that accept by chance, seeded by the text.
+
+        As in SGLang the first token comes from the prompt, and what the last verification accepts
+        beyond the end is counted though it is cut.
+        """
         draw = random.Random(f"{self.seed}{reply.text}")
         histogram = [0] * (len(self.accept) + 1)
-        left = reply.tokens
+        left = reply.tokens - 1
         while left > 0:
             taken = 0
             while taken < len(self.accept) and draw.random() < self.accept[taken]:
                 taken += 1
-            taken = min(taken, left - 1)
             histogram[taken] += 1
             left -= taken + 1
         reply.verify_ct = sum(histogram)
