@@ -16,7 +16,7 @@ from flows.hooks import remember, show_failure, stop_its_engines
 from flows.measure import Served, measure_on_one_engine
 from flows.plan import plan
 from flows.preflight import preflight
-from flows.tell import tell_card, tell_decision, tell_gates, tell_image, tell_plan
+from flows.tell import state_of, tell_card, tell_decision, tell_gates, tell_image, tell_plan
 from flows.unchanged import basis_of, unchanged, why_again
 from tasks.artifacts import (
     Card,
@@ -77,7 +77,7 @@ def release(spec: ReleaseSpec, root: Path | None = None, only_if_changed: bool =
         decision = decision or _carry_out(run, source, basis)
     write_whole(run.folder / "decision.json", decision.model_dump_json(indent=2))
     tell_decision(decision, run)
-    return decision
+    return state_of(decision)
 
 
 def _checked_source(run: Run) -> Source:

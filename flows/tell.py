@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prefect.artifacts import (
     create_image_artifact,
@@ -14,7 +14,9 @@ from prefect.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
 )
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.states import Completed
 
 from flows.decide import Decision, headline
 from flows.events import gate_event, release_event
@@ -98,6 +100,17 @@ def tell_comparison(
         create_table_artifact(table=shown, key=key.replace("_", "-"), description=str(file))
     if picture := _inline(plot):
         create_image_artifact(picture, key="comparison", description="Accept length and speed")
+
+
+def state_of(decision: Decision) -> Decision:
+    """The decision as the flow's final state, so that the run is called RELEASED, REJECTED, ...
+
+    Prefect gives whoever called the flow the decision itself.
+    """
+    state: State[Decision] = Completed(
+        name=decision.verdict.value, message=decision.why[:300], data=decision
+    )
+    return cast(Decision, state)
 
 
 def decision_markdown(decision: Decision, ledger: Sequence[StageNote], folder: Path) -> str:
