@@ -7,7 +7,7 @@ import re
 from tasks.card.evidence import EMPTY_WORDS
 
 _QUOTED = re.compile(
-    r"^```.*?^```|<pre>.*?</pre>|<table>.*?</table>|<!-- notes -->.*?<!-- /notes -->",
+    r"^```.*?^```|<pre>.*?</pre>|<table.*?</table>|<!-- notes -->.*?<!-- /notes -->",
     re.DOTALL | re.MULTILINE,
 )
 _STRAY = re.compile(r"(?<![\w?])\?(?![\w?])|\b(?:None|NaN|nan|[Uu]nknown|undefined)\b")

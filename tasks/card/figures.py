@@ -90,17 +90,20 @@ class Gate:
     conditions: tuple[Row, ...]
 
 
-def gates_of(evidence: Evidence) -> list[Gate]:
-    """All gates that have a report, in the order in which they ran."""
+def gates_of(evidence: Evidence, titles: Mapping[str, str]) -> list[Gate]:
+    """All gates that have a report, in the order in which they ran.
+
+    `titles` overrides how a gate is called: accuracy on other problems is not called GSM8K.
+    """
     names = [file.removeprefix("gates/") for file in evidence.trees if file.startswith("gates/")]
-    return [_gate(evidence, name) for name in sorted(names, key=_place)]
+    return [_gate(evidence, name, {**TITLES, **titles}) for name in sorted(names, key=_place)]
 
 
 def _place(name: str) -> tuple[int, str]:
     return (ORDER.index(name) if name in ORDER else len(ORDER), name)
 
 
-def _gate(evidence: Evidence, name: str) -> Gate:
+def _gate(evidence: Evidence, name: str, titles: Mapping[str, str]) -> Gate:
     file = f"gates/{name}"
     headline = HEADLINES.get(name)
     key = None
@@ -109,7 +112,7 @@ def _gate(evidence: Evidence, name: str) -> Gate:
         key = (known or list(headline.keys))[0]
     return Gate(
         name=name,
-        title=words(TITLES.get(name, name)),
+        title=words(titles.get(name, name)),
         file=file,
         link=Safe(f"evidence/{file}.json"),
         value=Row(words(headline.label), headline.style, ("measured", key))
@@ -140,7 +143,7 @@ def _rows(evidence: Evidence, file: str, path: tuple[str, ...], skip: str | None
     if not isinstance(tree, Mapping):
         return
     for key, value in tree.items():
-        if key in (skip, "sampling") or not evidence.has(file, *path, key):
+        if key in (skip, "sampling", "seconds") or not evidence.has(file, *path, key):
             continue
         if isinstance(value, Mapping):
             for inner in _rows(evidence, file, (*path, key), skip=None):

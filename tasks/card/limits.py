@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tasks.card.escape import Safe, code, words
 from tasks.card.evidence import Evidence
 from tasks.card.material import CardMaterial
-from tasks.card.metadata import dataset_of
+from tasks.card.metadata import LOCAL, dataset_of
 
 
 def limits_of(material: CardMaterial, evidence: Evidence) -> list[Safe]:
@@ -25,12 +25,18 @@ def _accuracy(material: CardMaterial, evidence: Evidence) -> Iterator[Safe]:
     if not evidence.has("gates/gsm8k"):
         yield Safe("Accuracy was not measured.")
         return
-    name = words(dataset_of(material.spec)[1])
+    data, title = dataset_of(material.spec)
+    name = words(title)
     asked = evidence.show("integer", "gates/gsm8k", "counts", "asked")
     yield Safe(
         f"Accuracy was measured on one task only ({name}, {asked} problems asked, one answer each)."
         " Other abilities, other languages and longer tasks may have suffered more or less."
     )
+    if data == LOCAL:
+        yield Safe(
+            "These problems have the form of GSM8K and are the release's own: the figure is not a"
+            " GSM8K score."
+        )
     if evidence.has("gates/gsm8k", "measured", "problems"):
         total = evidence.value("gates/gsm8k", "measured", "problems")
         if evidence.value("gates/gsm8k", "counts", "asked") < total:

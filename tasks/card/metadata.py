@@ -15,6 +15,8 @@ from tasks.spec import ReleaseSpec
 
 LIBRARY = "Model Optimizer"
 GSM8K = "openai/gsm8k"
+LOCAL = "local"
+"""Data set id of problems that are not on the Hub."""
 BASE_TAGS = ("nvfp4", "fp4", "quantized", "modelopt")
 
 
@@ -85,7 +87,7 @@ def dataset_of(spec: ReleaseSpec) -> tuple[str, str]:
     data = spec.gates.gsm8k.data
     if data is None:
         return GSM8K, "GSM8K"
-    return data.stem, f"{data.name}, problems in GSM8K's form"
+    return LOCAL, f"Math problems ({data.name})"
 
 
 def eval_results(material: CardMaterial) -> dict[str, str]:

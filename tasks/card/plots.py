@@ -36,14 +36,14 @@ class Plot:
     draw: Callable[[Path], None]
 
 
-def plots_of(evidence: Evidence) -> list[Plot]:
-    """The plots of a release; nothing is drawn yet."""
+def plots_of(evidence: Evidence, problems: str) -> list[Plot]:
+    """The plots of a release; nothing is drawn yet. `problems`: what accuracy was measured on."""
     plots = []
     report = evidence.trees.get("gates/gsm8k", {})
     if evidence.has("gates/gsm8k", "measured", "accuracy") and report["interval"]:
         shown = evidence.show("percent", "gates/gsm8k", "measured", "accuracy")
-        alt = Safe(f"GSM8K accuracy {shown} with its interval")
-        plots.append(Plot(Safe("plots/accuracy.png"), alt, partial(_accuracy, report)))
+        alt = Safe(f"Accuracy {shown} with its interval")
+        plots.append(Plot(Safe("plots/accuracy.png"), alt, partial(_accuracy, report, problems)))
     counts = accepted_histogram(evidence)
     if counts and evidence.has("gates/acceptance", "measured", "accept_length"):
         shown = evidence.show("fixed3", "gates/acceptance", "measured", "accept_length")
@@ -63,7 +63,7 @@ def accepted_histogram(evidence: Evidence) -> list[int]:
     return [int(count) for count in found] if isinstance(found, Sequence) else []
 
 
-def _accuracy(report: Mapping[str, Any], path: Path) -> None:
+def _accuracy(report: Mapping[str, Any], problems: str, path: Path) -> None:
     figure, axes = _canvas()
     interval, share = report["interval"], 100 * report["measured"]["accuracy"]
     low, high = 100 * interval["low"], 100 * interval["high"]
@@ -87,7 +87,11 @@ def _accuracy(report: Mapping[str, Any], path: Path) -> None:
         ha="left" if bar <= share else "right",
     )
     axes.set_yticks([])
-    _title(axes, "GSM8K accuracy", f"{method(interval['method'])}, {interval['confidence']:.0%}")
+    _title(
+        axes,
+        f"Accuracy on {problems}",
+        f"{method(interval['method'])}, {interval['confidence']:.0%}",
+    )
     _save(figure, path)
 
 

@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
 QUOTED = re.compile(
     r"```.*?```|<pre>.*?</pre>|<!-- notes -->.*?<!-- /notes -->|<!--.*?-->"
-    r"|<table>.*?</table>|!?\[[^\]]*\]\([^)]*\)|<[^>]+>|`[^`]*`",
+    r"|<table.*?</table>|!?\[[^\]]*\]\([^)]*\)|<[^>]+>|`[^`]*`",
     re.DOTALL,
 )
 """What holds no number of the card's own: code, quoted samples, the author's notes, links."""

@@ -15,7 +15,7 @@ from tasks.card.check import empty_values
 from tasks.card.escape import Safe
 from tasks.card.evidence import Evidence
 from tasks.card.material import CardMaterial
-from tasks.card.metadata import eval_results, metadata_yaml
+from tasks.card.metadata import dataset_of, eval_results, metadata_yaml
 from tasks.card.plots import plots_of
 from tasks.card.reconcile import TEMPLATES
 from tasks.card.regions import METADATA, NAMES, replace_regions
@@ -45,7 +45,7 @@ def render_card(material: CardMaterial, out: Path) -> Card:
             card is empty (`card-empty`).
     """
     evidence = evidence_of(material)
-    plots = plots_of(evidence)
+    plots = plots_of(evidence, dataset_of(material.spec)[1])
     view = view_of(material, evidence, plots)
     contents = {name: _render(f"{name}.md.j2", evidence, view) for name in NAMES}
     _refuse_empty(contents)

@@ -82,7 +82,34 @@ def engine(value: Any) -> str:
     return ENGINES.get(str(value), str(value))
 
 
-METHODS = {"wilson-one-sided": "one-sided Wilson bounds", "bootstrap": "bootstrap over requests"}
+PRECISIONS = {"nvfp4": "NVFP4", "bf16": "BF16", "none": "left out"}
+SCALES = {
+    "heuristic": "by rule (heuristic), not calibrated",
+    "calibrated": "calibrated on the text below",
+    "none": "not needed",
+}
+
+
+def precision(value: Any) -> str:
+    """A precision as people write it."""
+    return PRECISIONS.get(str(value), str(value))
+
+
+def scales(value: Any) -> str:
+    """How scales came about, in words."""
+    return SCALES.get(str(value), str(value))
+
+
+def spoken(value: Any) -> str:
+    """A stable name as words: routed-experts -> routed experts."""
+    return str(value).replace("-", " ").replace("_", " ")
+
+
+METHODS = {
+    "wilson-one-sided": "one-sided Wilson bounds",
+    "bootstrap-over-requests": "bootstrap over requests",
+    "point": "the estimate alone",
+}
 
 
 def method(value: Any) -> str:
@@ -109,6 +136,9 @@ STYLES: dict[str, Callable[[Any], str]] = {
     "digest": digest,
     "engine": engine,
     "method": method,
+    "precision": precision,
+    "scales": scales,
+    "spoken": spoken,
 }
 CODE_STYLES = frozenset({"code", "digest"})
 

@@ -14,6 +14,7 @@ from tasks.card.evidence import Evidence
 from tasks.card.figures import Gate, gates_of, rows_of
 from tasks.card.limits import limits_of
 from tasks.card.material import CardMaterial
+from tasks.card.metadata import dataset_of
 from tasks.card.plots import Plot
 from tasks.card.trees import patches_of, portable
 
@@ -31,7 +32,7 @@ PURPOSES = {
 def view_of(material: CardMaterial, evidence: Evidence, plots: list[Plot]) -> dict[str, Any]:
     """The names that the templates use; all text in it is `Safe`."""
     spec, draft = material.spec, material.checkpoint.draft
-    gates = gates_of(evidence)
+    gates = gates_of(evidence, {"gsm8k": dataset_of(spec)[1]})
     repo = spec.publish.repo
     return {
         "title": words(spec.card.title or repo.partition("/")[2]),
@@ -176,10 +177,16 @@ def request(model: str, started: tuple[str, ...]) -> str:
         (value for name, value in pairwise(started) if name == "--port" and value.isdigit()),
         "30000",
     )
-    message = "Compute 12 * 7 and say only the number."
-    body = {"model": model, "messages": [{"role": "user", "content": message}], "max_tokens": 64}
+    message = {"role": "user", "content": "Compute 12 * 7 and say only the number."}
+    lines = (
+        "{",
+        f'    "model": {json.dumps(model)},',
+        f'    "messages": [{json.dumps(message)}],',
+        '    "max_tokens": 64',
+        "  }",
+    )
     return (
         f"curl http://127.0.0.1:{port}/v1/chat/completions \\\n"
         "  -H 'Content-Type: application/json' \\\n"
-        f"  -d {shlex.quote(json.dumps(body))}"
+        f"  -d {shlex.quote(chr(10).join(lines))}"
     )

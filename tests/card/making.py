@@ -144,7 +144,9 @@ def make_reports() -> dict[str, GateReport]:
                 "histogram": [1204, 2810, 14216],
             },
             threshold={"min_accept": 2.5, "max_accept": 2.97},
-            interval=Interval(low=2.701, high=2.726, confidence=0.95, method="bootstrap"),
+            interval=Interval(
+                low=2.701, high=2.726, confidence=0.95, method="bootstrap-over-requests"
+            ),
             counts=Counts(asked=240, scored=240, correct=240),
             seconds=96.0,
             **served,

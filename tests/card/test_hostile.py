@@ -90,7 +90,7 @@ def test_no_form_lets_text_out(text: str) -> None:
 def test_hostile_text_stays_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr("tasks.card.render.plots_of", lambda evidence: [])
+    monkeypatch.setattr("tasks.card.render.plots_of", lambda evidence, problems: [])
     honest = render_card(make_material(tmp_path), tmp_path / "honest").path.read_text()
     material = make_material(tmp_path, {"card": {"tags": [text], "notes": text, "title": text}})
     hostile = Sample(prompt=text, before=text, after=text)

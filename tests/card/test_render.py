@@ -49,9 +49,9 @@ def test_headline_says_what_was_measured(tmp_path: Path) -> None:
 
 def test_counts_come_from_the_files(tmp_path: Path) -> None:
     card = render(tmp_path)
-    assert "| main model | routed-experts | NVFP4 | 2 | 4,096 | 2.32 kB |" in card
+    assert "| main model | routed experts | NVFP4 | 2 | 4,096 | 2.32 kB |" in card
     assert "| main model | vision | BF16 | 1 | 2,048 | 4.10 kB |" in card
-    assert "| draft head | draft-fc | BF16 | 1 | 2,048 | 4.10 kB |" in card
+    assert "| draft head | draft fc | BF16 | 1 | 2,048 | 4.10 kB |" in card
 
 
 def test_the_card_is_the_same_twice(tmp_path: Path) -> None:
@@ -203,7 +203,9 @@ def test_the_hub_reads_the_metadata(tmp_path: Path) -> None:
 def test_a_private_benchmark_makes_no_eval_result(tmp_path: Path) -> None:
     card = render(tmp_path, {"gates": {"gsm8k": {"data": "demo/problems.jsonl"}}})
     assert not (tmp_path / "card/.eval_results").exists()
-    assert "problems.jsonl, problems in GSM8K's form" in card
+    assert "**Math problems (problems.jsonl), accuracy**" in card
+    assert "the figure is not a GSM8K score" in card
+    assert "GSM8K, accuracy" not in card and "openai/gsm8k" not in card
 
 
 def test_an_inherited_license_keeps_name_and_link(tmp_path: Path) -> None:
