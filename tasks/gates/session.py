@@ -23,6 +23,9 @@ from tasks.serve.engines import alive
 READY_TIMEOUT = 60.0
 """Seconds that a stand-alone gate waits for a server to become ready."""
 
+FOLLOWUPS = 2
+"""Requests under way at once while prompts that depend on answers are asked."""
+
 Stop = Callable[[Mapping[str, Line]], bool]
 """Given the answers so far by id: whether the outcome is decided."""
 
@@ -42,7 +45,7 @@ class Plan:
     ready_timeout: float = READY_TIMEOUT
     doomed: Callable[[], str | None] = lambda: None
     followups: Sequence[Followup] = ()
-    """Prompts that depend on the answers so far; asked afterwards, one at a time."""
+    """Prompts that depend on the answers so far; asked afterwards, `FOLLOWUPS` at a time."""
     wave: int | None = None
     """Prompts asked between two looks at the server's totals; None: all at once."""
     tokens: Tokens | None = None
@@ -153,7 +156,7 @@ async def _ask(
             records.append({"record": "totals", "session": session, "totals": totals})
             if stop(answered):
                 break
-        client.concurrency = 1
+        client.concurrency = FOLLOWUPS
         for followup in plan.followups:
             more = [prompt for prompt in followup(answered, facts) if prompt.id not in answered]
             asked |= {prompt.id: prompt for prompt in more}

@@ -25,7 +25,7 @@ from tasks.serve.dialects import Prompt, Sampling, ServerFacts
 from tasks.spec import ServeSpec, SmokeGate
 
 TWICE = 2
-"""Questions that are asked twice more, alone, to see whether greedy text is stable."""
+"""Questions that are asked twice more, under equal load, to see whether greedy text is stable."""
 LONG = 2
 """Long conversations that are asked."""
 LONG_TOKENS = 8000
@@ -71,7 +71,12 @@ def run_smoke(
         ready_timeout=serve.ready_timeout if ready_timeout is None else ready_timeout,
         tokens=Tokens.open(checkpoint),
         doomed=lambda: doom(endpoint.log),
-        followups=(twice(problems, gate), template(problems, gate), long(problems, gate)),
+        followups=(
+            once_more(problems, gate, "again"),
+            once_more(problems, gate, "more"),
+            template(problems, gate),
+            long(problems, gate),
+        ),
     )
     measure(endpoint, plan, out, lambda _: False, progress)
     with Records(out, header(endpoint, plan)) as records:
@@ -95,16 +100,12 @@ def first_prompts(problems: Sequence[Problem], gate: SmokeGate) -> list[Prompt]:
     ]
 
 
-def twice(problems: Sequence[Problem], gate: SmokeGate) -> Followup:
-    """The first questions again, twice, one request at a time."""
+def once_more(problems: Sequence[Problem], gate: SmokeGate, go: str) -> Followup:
+    """The first questions once more, under the ids `known-ID-GO`."""
 
     def build(_: Mapping[str, Line], __: ServerFacts) -> list[Prompt]:
         first = first_prompts(problems[:TWICE], gate)
-        return [
-            replace(p, id=f"{p.id}-{go}", meta={**p.meta, "twice": p.id})
-            for p in first
-            for go in ("again", "more")
-        ]
+        return [replace(p, id=f"{p.id}-{go}", meta={**p.meta, "twice": p.id}) for p in first]
 
     return build
 
