@@ -20,6 +20,7 @@ from tasks.errors import BadInputError
 
 FOLDER = "evidence"
 LEDGER = "numbers"
+SUMS = "SHA256SUMS"
 EMPTY_WORDS = frozenset({"", "?", "unknown", "none", "null", "nan", "n/a", "-"})
 
 
@@ -97,10 +98,21 @@ class Evidence:
             text = json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False)
             path.write_text(f"{text}\n", encoding="utf-8")
             written.append(path)
+        if "manifest" in trees:
+            written.append(folder / FOLDER / SUMS)
+            written[-1].write_text(sums(trees["manifest"]["files"]), encoding="utf-8")
         return written
 
     def _find(self, file: str, path: tuple[str, ...]) -> Any:
         return look_up(self.trees.get(file), path)
+
+
+def sums(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """The published files as `sha256sum --check` reads them.
+
+    The sha256 of this text is the content digest (`tasks.checkpoint.manifest.content_digest`).
+    """
+    return "".join(f"{files[name]['sha256']}  {name}\n" for name in sorted(files))
 
 
 def look_up(tree: Any, path: tuple[str, ...]) -> Any:

@@ -7,11 +7,13 @@ import re
 from functools import cache
 from pathlib import Path
 
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.card.evidence import FOLDER, LEDGER, Shown, look_up
 from tasks.card.regions import NAMES, find_regions
 from tasks.card.styles import STYLES
+from tasks.hub.fetch import front_matter
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
@@ -41,7 +43,25 @@ def reconcile(folder: Path) -> list[str]:
     faults = [fault for line in ledger if (fault := _line_fault(folder, line, written))]
     borne_out = fixed_numbers() | {n for line in ledger for n in NUMBER.findall(line.shown)}
     loose = [n for n in NUMBER.findall(QUOTED.sub(" ", written)) if n not in borne_out]
-    return faults + [f"the card says {number}, no evidence does" for number in loose]
+    faults += [f"the card says {number}, no evidence does" for number in loose]
+    return faults + _metadata_faults(folder)
+
+
+def _metadata_faults(folder: Path) -> list[str]:
+    """The accuracy in model-index and `.eval_results/` against the report that it came from."""
+    path = folder / FOLDER / "gates" / "gsm8k.json"
+    index = front_matter(folder / "README.md").get("model-index") or []
+    said = [m["value"] for item in index for r in item["results"] for m in r["metrics"]]
+    for file in sorted((folder / ".eval_results").glob("*.yaml")):
+        said += [entry["value"] for entry in yaml.safe_load(file.read_text(encoding="utf-8"))]
+    if not said:
+        return []
+    try:
+        measured = 100 * json.loads(path.read_text(encoding="utf-8"))["measured"]["accuracy"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [f"metadata: an accuracy without {path.name}"]
+    wrong = [value for value in said if value != measured]
+    return [f"metadata: accuracy {value}, the report gives {measured}" for value in wrong]
 
 
 def _line_fault(folder: Path, line: Shown, written: str) -> str | None:

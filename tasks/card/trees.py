@@ -9,6 +9,7 @@ from tasks.card.evidence import Evidence
 from tasks.card.material import CardMaterial
 from tasks.card.weights import measure_weights
 from tasks.checkpoint.manifest import Manifest, take_manifest
+from tasks.errors import BadInputError
 
 
 def evidence_of(material: CardMaterial) -> Evidence:
@@ -17,7 +18,8 @@ def evidence_of(material: CardMaterial) -> Evidence:
     Reads the headers of checkpoint and source, and digests the checkpoint's files.
 
     Raises:
-        BadInputError: either folder is no checkpoint.
+        BadInputError: either folder is no checkpoint, or the checkpoint's files are no longer
+            those that were measured (`card-weights`).
     """
     path = material.checkpoint.path
     trees: dict[str, Any] = {
@@ -25,7 +27,7 @@ def evidence_of(material: CardMaterial) -> Evidence:
         "spec": published_spec(material.spec.model_dump(mode="json")),
         "environment": {"packages": material.environment, "hardware": material.hardware},
         "samples": _samples(material),
-        "manifest": manifest_tree(take_manifest(path)),
+        "manifest": manifest_tree(_unchanged(material)),
     }
     trees["provenance"]["weights"] = measure_weights(path, material.source.path).model_dump(
         mode="json"
@@ -37,6 +39,19 @@ def evidence_of(material: CardMaterial) -> Evidence:
     if material.comparisons:
         trees["comparisons"] = material.comparisons
     return Evidence(trees, material.spec.card.not_measured)
+
+
+def _unchanged(material: CardMaterial) -> Manifest:
+    """The checkpoint's files, digested anew, if they are those that were gated."""
+    manifest = take_manifest(material.checkpoint.path)
+    if manifest.digest != material.checkpoint.digest:
+        raise BadInputError(
+            "card-weights",
+            f"card: the files of {material.checkpoint.path} changed since they were measured"
+            f" (digest {manifest.digest[:12]}, was {material.checkpoint.digest[:12]}).",
+            "Run the release again; its damaged stage is built anew.",
+        )
+    return manifest
 
 
 def _provenance(material: CardMaterial) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote as urlquote
 
 from tasks.card.comparisons import comparison_tables
 from tasks.card.escape import Safe, block, code, command, quote, remarks, words
@@ -87,7 +88,7 @@ def _separator(text: str) -> Callable[[bool], Safe]:
 
 def _base(material: CardMaterial) -> dict[str, Safe] | None:
     repo = material.source.repo
-    return {"text": words(repo), "url": Safe(f"{HUB}/{repo}")} if repo else None
+    return {"text": words(repo), "url": Safe(f"{HUB}/{urlquote(repo)}")} if repo else None
 
 
 def _answer(text: str) -> Safe:

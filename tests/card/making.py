@@ -25,6 +25,7 @@ from tasks.artifacts import (
     Verdict,
 )
 from tasks.card.material import CardMaterial, Sample, SampleRun
+from tasks.checkpoint.manifest import take_manifest
 from tasks.spec import ReleaseSpec
 
 NOON = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
@@ -183,7 +184,7 @@ def make_material(root: Path, spec: dict[str, Any] | None = None, **changed: Any
         ),
         "checkpoint": Checkpoint(
             path=checkpoint,
-            digest="cd" * 32,
+            digest=take_manifest(checkpoint).digest,
             quantization=QuantizationRecord(
                 qformat="nvfp4",
                 kv_cache="fp8",

@@ -86,13 +86,21 @@ def test_no_form_lets_text_out(text: str) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model in it and an honest card."""
+    root = tmp_path_factory.mktemp("hostile")
+    render_card(make_material(root), root / "honest")
+    return root
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_stays_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr("tasks.card.render.plots_of", lambda evidence, problems: [])
-    honest = render_card(make_material(tmp_path), tmp_path / "honest").path.read_text()
-    material = make_material(tmp_path, {"card": {"tags": [text], "notes": text, "title": text}})
+    honest = (home / "honest" / "README.md").read_text().replace("![", "[")
+    material = make_material(home, {"card": {"tags": [text], "notes": text, "title": text}})
     hostile = Sample(prompt=text, before=text, after=text)
     quantization = material.checkpoint.quantization.model_copy(
         update={"calibration": calibration(dataset=text, device=text)}
@@ -100,7 +108,7 @@ def test_hostile_text_stays_in_its_place(
     changed: dict[str, Any] = {
         "samples": (hostile,),
         "checkpoint": material.checkpoint.model_copy(update={"quantization": quantization}),
-        "source": material.source.model_copy(update={"license_name": text}),
+        "source": material.source.model_copy(update={"license_name": text, "repo": f"a/{text}"}),
         "endpoint_command": (*material.endpoint_command, text),
     }
     if _says_nothing(text):
@@ -110,10 +118,22 @@ def test_hostile_text_stays_in_its_place(
     assert set(find_regions(card)) == {"metadata", *NAMES}
     head = card.split(b"\n---\n")[0].decode().removeprefix("---\n")
     data = yaml.safe_load(head)
-    assert data["license"] == "apache-2.0" and data["base_model"] == "Qwen/Tiny-MoE"
+    assert data["license"] == "apache-2.0" and data["base_model"].startswith("a/")
+    body = card.decode().split("\n---\n", 1)[1]
+    kept = body.split("<!-- notes -->")[0]
+    assert all(href.startswith(OURS) for href in _links(kept)), _links(kept)
     assert _headings(card.decode()) == _headings(honest)
     again = render_card(material.model_copy(update=changed), tmp_path / "hostile").path
     assert again.read_bytes() == card
+
+
+OURS = ("https://huggingface.co/a/", "plots/", "evidence/", "#")
+
+
+def _links(body: str) -> list[str]:
+    """Where links and pictures lead."""
+    inner = [c for token in PARSER.parse(body) for c in token.children or []]
+    return [str(c.attrs[key]) for c in inner for key in ("href", "src") if key in c.attrs]
 
 
 def _says_nothing(text: str) -> bool:

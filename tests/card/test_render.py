@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,8 @@ def test_every_number_is_in_the_evidence(tmp_path: Path) -> None:
         ("evidence/gates/gsm8k.json", '"low": 0.9554', '"low": 0.9654'),
         ("evidence/provenance.json", '"rows": 256', '"rows": 512'),
         ("evidence/numbers.json", '"2.713"', '"2.714"'),
+        ("README.md", "value: 96.5125", "value: 97.5125"),
+        (".eval_results/gsm8k.yaml", "value: 96.5", "value: 98.5"),
     ],
 )
 def test_a_number_that_no_file_bears_out_is_found(
@@ -123,8 +126,18 @@ def test_evidence_ties_the_card_to_the_weights(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "card/evidence/manifest.json").read_text())
     assert set(manifest["files"]) == {"config.json", "model.safetensors"}
     assert manifest["digest"][:12] in (tmp_path / "card/README.md").read_text()
+    sums = (tmp_path / "card/evidence/SHA256SUMS").read_bytes()
+    assert hashlib.sha256(sums).hexdigest() == manifest["digest"]
     provenance = (tmp_path / "card/evidence/provenance.json").read_text()
     assert str(tmp_path) not in provenance
+
+
+def test_weights_that_changed_since_they_were_measured_get_no_card(tmp_path: Path) -> None:
+    material = make_material(tmp_path)
+    (material.checkpoint.path / "config.json").write_text('{"architectures": []}')
+    with pytest.raises(BadInputError, match="changed since they were measured") as caught:
+        render_card(material, tmp_path / "card")
+    assert caught.value.code == "card-weights"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_download_serve_and_ask_as_the_card_says(emulator: Emulator, tmp_path: P
     publish_hub(path, card, spec, "r1", tmp_path / "state", None, WRITER, emulator.url)
 
     blocks = re.findall(r"^```bash\n(.*?)\n```$", card.path.read_text(), re.DOTALL | re.MULTILINE)
-    download, serve, ask = blocks
+    download, serve, ask, check = blocks
     assert download == "hf download org/Tiny-MoE --local-dir Tiny-MoE"
     home = tmp_path / "home"
     home.mkdir()
@@ -55,6 +55,7 @@ def test_download_serve_and_ask_as_the_card_says(emulator: Emulator, tmp_path: P
     }
     subprocess.run(["bash", "-ec", download], cwd=home, env=environment, check=True, timeout=60)
     assert {p.name for p in (home / "Tiny-MoE").iterdir()} >= {"README.md", "config.json"}
+    subprocess.run(["bash", "-ec", check], cwd=home / "Tiny-MoE", check=True, timeout=60)
     engine = subprocess.Popen(["bash", "-c", f"exec {serve}"], cwd=home, env=environment)
     try:
         _wait_for(port)
@@ -71,6 +72,9 @@ def test_download_serve_and_ask_as_the_card_says(emulator: Emulator, tmp_path: P
         "number.",
     )
     assert said["model_type"] == "qwen3_5_moe"
+    (home / "Tiny-MoE" / "config.json").write_text("{}")
+    again = subprocess.run(["bash", "-ec", check], cwd=home / "Tiny-MoE", check=False)
+    assert again.returncode != 0
 
 
 def _wait_for(port: int) -> None:
