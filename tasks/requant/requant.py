@@ -20,7 +20,7 @@ from tasks.progress import Progress, silent
 from tasks.requant.excludes import corrected
 from tasks.requant.head import DraftSource
 from tasks.requant.heuristic import borrowed_scales
-from tasks.requant.pack import Array, Packed, amax_of, pack
+from tasks.requant.pack import Array, Grid, Packed, amax_of
 from tasks.requant.plan import HeadPlan, PlannedTensor, mirror
 from tasks.requant.scales import HeadScales
 from tasks.spec import CalibrationSpec, DraftSpec
@@ -167,8 +167,8 @@ def _packed(head: DraftSource, plan: HeadPlan) -> Iterator[list[tuple[str, Packe
 
     def work(group: tuple[str, ...]) -> list[tuple[str, Packed]]:
         weights = [head.weight(name) for name in group]
-        amax = amax_of(weights, group[0])
-        return [(name, pack(weight, amax)) for name, weight in zip(group, weights, strict=True)]
+        grid = Grid(amax_of(weights, group[0]))
+        return [(name, grid.pack(weight)) for name, weight in zip(group, weights, strict=True)]
 
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
