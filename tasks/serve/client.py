@@ -40,8 +40,6 @@ STALL_AFTER = 60.0
 STALL_LIMIT = 120.0
 """Seconds without any sign of life after which a server counts as hung."""
 
-JSON = {"content-type": "application/json", "accept": "application/json"}
-
 Land = Callable[[dict[str, Any]], bool]
 """Called with each record as it lands; True stops the run."""
 
@@ -179,7 +177,7 @@ class Client:
         attempts [{at, error}], and for `ok` the reply's fields (see `Dialect.reply`).
         """
         if wire is None:
-            async with _wire() as own:
+            async with self._wire() as own:
                 return await self.ask(prompt, own)
         content = json.dumps(self.dialect.body(self.model, prompt)).encode()
         began = time.monotonic()
@@ -200,13 +198,13 @@ class Client:
 
     async def _send(self, wire: Wire, content: bytes) -> tuple[dict[str, Any], str | None, bool]:
         """(reply's fields, error, whether another attempt is allowed)."""
-        request = httpx.Request("POST", self._chat, content=content, headers=JSON)
         try:
             async with asyncio.timeout(self.timeout):
-                response = await wire.handle_async_request(request)
-            if response.status_code != 200:
-                return {}, f"HTTP {response.status_code}: {response.text[:200]}", False
-            return self.dialect.reply(json.loads(response.content)), None, False
+                answer = await wire.post(content)
+            if answer.status != 200:
+                words = answer.content[:200].decode(errors="replace")
+                return {}, f"HTTP {answer.status}: {words}", False
+            return self.dialect.reply(json.loads(answer.content)), None, False
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return {}, describe(error), True
         except (httpx.HTTPError, TimeoutError) as error:
@@ -247,7 +245,7 @@ class Client:
     async def _work(
         self, queue: Iterator[Prompt], land: Land, under_way: dict[str, tuple[Prompt, float]]
     ) -> bool:
-        async with _wire() as wire:
+        async with self._wire() as wire:
             for prompt in queue:
                 under_way[prompt.id] = prompt, self._clock()
                 record = await self.ask(prompt, wire)
@@ -327,6 +325,9 @@ class Client:
             return None
         return _count(log, (b"Decode batch", b"Prefill batch"))
 
+    def _wire(self) -> Wire:
+        return Wire(self._chat, CONNECT_TIMEOUT, KEEP_ALIVE)
+
     def _clock(self) -> float:
         return round(time.monotonic() - self._began, 6)
 
@@ -334,10 +335,6 @@ class Client:
 def _count(log: Path, needles: Sequence[bytes]) -> int:
     with log.open("rb") as lines:
         return sum(any(needle in line for needle in needles) for line in lines)
-
-
-def _wire() -> Wire:
-    return Wire(CONNECT_TIMEOUT, KEEP_ALIVE)
 
 
 def _canary() -> Prompt:

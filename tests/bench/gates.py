@@ -5,8 +5,8 @@
 
 First form: requests per second at concurrency 64 against one local mock server, ours (records
 written to disk) beside lm-eval's `local-chat-completions` and sgl-eval's sampler, in turn, medians
-over the rounds. `--python` names an interpreter that has `lm-eval[api]` and `sgl-eval`; one that is not
-installed is left out. The mock must sustain three times the fastest client alone (measured with
+over the rounds. `--python` names an interpreter that has `lm-eval[api]` and `sgl-eval`; one that is
+not installed is left out. The mock must sustain three times the fastest client alone (measured with
 pipelined requests), or the ratios are void.
 
 Second form: wall time of one engine that all three gates measure, beside three scripts that each
