@@ -42,18 +42,20 @@ def main() -> int:
     spec = demo_spec(given.limit)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        rows, good = fakes(spec, given.only, place), {}
-        good["fake"] = rows[0]
+        served: list[Row] = []
+        good: dict[str, Row] = {}
         breaks = [fault for fault in BREAKS if given.only in fault.name]
         if breaks:
             release = given.release or build_release(place)
             good["served"] = run_break(release, Break("(none: the release)"), spec, place, False)
             tell(good["served"])
-            served = [good["served"]]
+            served.append(good["served"])
             for fault in breaks:
                 served.append(run_break(release, fault, spec, place, given.stop_early))
                 tell(served[-1])
-            rows = served + rows
+        rows = fakes(spec, given.only, place)
+        good["fake"] = rows[0]
+        rows = served + rows
     print(table(rows, good))
     if given.write:
         text = DOCS.read_text(encoding="utf-8")

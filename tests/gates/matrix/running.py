@@ -17,7 +17,7 @@ from tasks.gates.gsm8k import run_gsm8k
 from tasks.gates.records import read_records
 from tasks.gates.smoke import run_smoke
 from tasks.serve.engines import EngineExitedError, serve
-from tasks.spec import GatesSpec, ReleaseSpec
+from tasks.spec import AuditGate, GatesSpec, ReleaseSpec
 from tests.faults.inject import Copy
 from tests.gates.matrix.breaks import Break
 from tests.gates.matrix.wrong import Wrong
@@ -65,11 +65,13 @@ def run_break(good: Path, fault: Break, spec: ReleaseSpec, scratch: Path, stop_e
     """Audit and serve a broken copy of the release, and measure it."""
     row = Row(fault.name)
     with broken(good, fault, scratch) as (seen, served):
-        row.reports["audit"] = audit_report(audit(seen), spec.gates.audit, 0.0)
+        row.reports["audit"] = audit_report(audit(seen), AuditGate(against_source=False), 0.0)
         changes = {"flags": (*spec.serve.flags, *fault.flags)}
         if fault.served_name:
             changes["model_name"] = fault.served_name
         serving = spec.serve.model_copy(update=changes)
+        if stop_early and row.stopped:
+            return row
         try:
             with serve(served, serving, None, scratch / "engine.log", "matrix") as endpoint:
                 asked = endpoint.model_copy(update={"model": spec.serve.model_name})
