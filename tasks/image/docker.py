@@ -31,7 +31,7 @@ def docker_engine(timeout: float = 600) -> Iterator[Any]:
 
     url = socket_url()
     path = Path(url.removeprefix("unix://")) if url.startswith("unix://") else None
-    if path is not None and not path.exists():
+    if path is not None and not _seen(path):
         raise QuantgateError(
             "docker-missing",
             f"There is no Docker engine at {url}.",
@@ -41,11 +41,7 @@ def docker_engine(timeout: float = 600) -> Iterator[Any]:
         client = docker.DockerClient(base_url=url, timeout=timeout, version="auto")
     except DockerException as error:
         if "Permission denied" in str(error) or "PermissionError" in str(error):
-            raise QuantgateError(
-                "docker-denied",
-                f"The Docker engine at {url} may not be used by this user.",
-                "Run as a member of the group that owns the socket.",
-            ) from error
+            raise _denied(url) from error
         raise TransientError(
             "docker-unreachable",
             f"The Docker engine at {url} does not answer: {one_line(error)}.",
@@ -55,6 +51,21 @@ def docker_engine(timeout: float = 600) -> Iterator[Any]:
         yield client
     finally:
         client.close()
+
+
+def _seen(socket: Path) -> bool:
+    try:
+        return socket.exists()
+    except PermissionError as error:
+        raise _denied(f"unix://{socket}") from error
+
+
+def _denied(url: str) -> QuantgateError:
+    return QuantgateError(
+        "docker-denied",
+        f"The Docker engine at {url} may not be used by this user.",
+        "Run as a member of the group that owns the socket.",
+    )
 
 
 def docker_answers() -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,18 @@ from typing import Any
 
 from tasks.artifacts import Endpoint, Image
 from tasks.errors import BadInputError, QuantgateError, TransientError
-from tasks.image.docker import docker_answers, docker_engine, one_line
+from tasks.image.docker import docker_engine, one_line
 from tasks.image.manifest import read_manifest
 from tasks.serve import procfs
+from tasks.serve.containers import (
+    FOLDER_LABEL,
+    OWNER_LABEL,
+    RUN_LABEL,
+    container_name,
+    owner_alive,
+    remove_container,
+    stop_container,
+)
 from tasks.serve.environment import engine_environment
 from tasks.serve.flags import engine_command, says_nvfp4
 from tasks.serve.ports import free_port
@@ -28,9 +36,6 @@ from tasks.spec import ContainerStart, ServeSpec
 INSIDE = "/checkpoint"
 """Where the checkpoint is mounted in the container."""
 PYTHON = "python3"
-RUN_LABEL = "quantgate.run"
-FOLDER_LABEL = "quantgate.folder"
-OWNER_LABEL = "quantgate.owner"
 _GIB = 1 << 30
 
 
@@ -76,7 +81,7 @@ def serve_container(
                     container=container.id,
                 )
         finally:
-            _remove(container)
+            remove_container(container)
 
 
 def _engine_version(client: Any, reference: str, image: Image | None) -> str | None:
@@ -183,9 +188,9 @@ def _remove_dead(client: Any, run: str) -> None:
         return
     except DockerException as error:
         raise refusal(error) from error
-    if not _owner_alive(container.labels.get(OWNER_LABEL, "")):
-        _stop(container)
-        _remove(container)
+    if not owner_alive(container.labels.get(OWNER_LABEL, "")):
+        stop_container(container)
+        remove_container(container)
 
 
 def _start(container: Any) -> None:
@@ -239,89 +244,5 @@ def _log_kept(container: Any, log: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _stop(container)
+        stop_container(container)
         keeper.join(timeout=GRACE)
-
-
-def _stop(container: Any) -> None:
-    from docker.errors import DockerException
-
-    with contextlib.suppress(DockerException):
-        container.stop(timeout=int(GRACE))
-
-
-def _remove(container: Any) -> None:
-    from docker.errors import DockerException, NotFound
-
-    try:
-        container.remove(force=True, v=True)
-    except NotFound:
-        return
-    except DockerException:
-        # Another stop may be removing it at this moment; what stays is found by its label.
-        return
-
-
-def container_name(run: str) -> str:
-    """The name of the container that serves for `run`."""
-    return "quantgate-" + re.sub(r"[^\w.-]", "_", run)
-
-
-def container_alive(identity: str) -> bool:
-    """Whether the container still runs; False when it is gone or Docker does not answer."""
-    from docker.errors import DockerException
-
-    try:
-        with docker_engine(timeout=30) as client:
-            return bool(client.containers.get(identity).status == "running")
-    except (DockerException, QuantgateError):
-        return False
-
-
-def container_end(identity: str) -> str:
-    """How the container ended, in words: its exit code, and whether memory ran out."""
-    from docker.errors import DockerException
-
-    try:
-        with docker_engine(timeout=30) as client:
-            state = client.containers.get(identity).attrs["State"]
-    except (DockerException, QuantgateError):
-        return "the container is gone"
-    words = f"exit code {state['ExitCode']}"
-    if state.get("OOMKilled"):
-        words += ", out of memory: raise serve.start.memory_gib"
-    return words
-
-
-def remove_leftovers(root: Path) -> list[str]:
-    """Remove containers under `root` whose run is dead; the names of those runs."""
-    return _remove_where(
-        lambda labels: _within(labels, root) and not _owner_alive(labels.get(OWNER_LABEL, ""))
-    )
-
-
-def remove_containers_of(folder: Path) -> list[str]:
-    """Remove every container that serves for the run in `folder`, whoever started it."""
-    return _remove_where(lambda labels: _within(labels, folder))
-
-
-def _remove_where(wanted: Any) -> list[str]:
-    if not docker_answers():
-        return []
-    removed = []
-    with docker_engine() as client:
-        for container in client.containers.list(all=True, filters={"label": RUN_LABEL}):
-            if wanted(container.labels):
-                _stop(container)
-                _remove(container)
-                removed.append(container.labels[RUN_LABEL])
-    return removed
-
-
-def _within(labels: dict[str, str], folder: Path) -> bool:
-    return Path(labels.get(FOLDER_LABEL, "/")).is_relative_to(folder.absolute())
-
-
-def _owner_alive(owner: str) -> bool:
-    pid, _, start = owner.partition(":")
-    return pid.isdigit() and procfs.alive(int(pid), start)

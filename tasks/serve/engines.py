@@ -122,7 +122,7 @@ def alive(endpoint: Endpoint) -> bool:
         record = process.EngineRecord.read(endpoint.pidfile)
         return record is not None and record.alive()
     if endpoint.container is not None:
-        from tasks.serve.container import container_alive
+        from tasks.serve.containers import container_alive
 
         return container_alive(endpoint.container)
     return True
@@ -175,7 +175,7 @@ def _last_words(endpoint: Endpoint) -> str:
     """The log's last lines, once a container's have been copied out of Docker."""
     if endpoint.container is None:
         return process.tail(endpoint.log)
-    from tasks.serve.container import container_end
+    from tasks.serve.containers import container_end
 
     time.sleep(0.5)
     return f"({container_end(endpoint.container)})\n{process.tail(endpoint.log)}"
@@ -189,7 +189,7 @@ def cleanup_leftovers(root: Path) -> list[str]:
     """
     releases = root / "releases"
     ended = process.end_leftovers(releases if releases.is_dir() else root)
-    from tasks.serve.container import remove_leftovers
+    from tasks.serve.containers import remove_leftovers
 
     return [*ended, *remove_leftovers(root)]
 
@@ -205,7 +205,7 @@ def stop_engines(folder: Path) -> list[str]:
         record = process.EngineRecord.read(pidfile)
         if process.end_engine(pidfile) and record is not None:
             ended.append(record.run)
-    from tasks.serve.container import remove_containers_of
+    from tasks.serve.containers import remove_containers_of
 
     return [*ended, *remove_containers_of(folder)]
 

@@ -98,7 +98,8 @@ class EngineProcess:
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
-        self._child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(GRACE)
 
 
 def start_process(
@@ -156,7 +157,8 @@ def end_engine(pidfile: Path, grace: float = GRACE) -> bool:
         return False
     ended = _end(record, grace)
     now = EngineRecord.read(pidfile)
-    if now is None or now.marker == record.marker:
+    # What not even SIGKILL ended keeps its file: the next start tries again.
+    if (now is None or now.marker == record.marker) and not record.members():
         pidfile.unlink(missing_ok=True)
     return ended
 
@@ -165,11 +167,14 @@ def _end(record: EngineRecord, grace: float) -> bool:
     members = record.members()
     if not members:
         return False
-    limit = time.monotonic() + grace
+    began = time.monotonic()
     _signal(members, signal.SIGTERM)
-    while record.members():
-        if time.monotonic() > limit:
-            _signal(record.members(), signal.SIGKILL)
+    while left := record.members():
+        waited = time.monotonic() - began
+        if waited > grace + GRACE:
+            break
+        if waited > grace:
+            _signal(left, signal.SIGKILL)
         time.sleep(0.05)
     return True
 

@@ -13,6 +13,7 @@ from pathlib import Path
 PROGRAMS = ("/bin/sh", "/bin/sleep", "/bin/true")
 # What compiled packages that are mounted later (torch) look for.
 LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "librt.so.1", "libdl.so.2")
+LIBRARIES += ("libpthread.so.0", "libutil.so.1", "libm.so.6", "libz.so.1")
 _SKIPPED = re.compile(
     r"site-packages|test|tests|idlelib|tkinter|ensurepip|lib2to3|pydoc_data|__pycache__|config-.*"
 )

@@ -205,6 +205,8 @@ def test_no_dockerfile(tmp_path: Path) -> None:
 def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import socket
 
+    from docker.errors import DockerException
+
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent.sock")
     with pytest.raises(QuantgateError) as caught, docker_engine():
         pass
@@ -215,4 +217,12 @@ def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(TransientError) as unreachable, docker_engine():
         pass
     assert unreachable.value.code == "docker-unreachable"
+
+    def refusing(**_: object) -> None:
+        raise DockerException("('Connection aborted.', PermissionError(13, 'Permission denied'))")
+
+    monkeypatch.setattr("docker.DockerClient", refusing)
+    with pytest.raises(QuantgateError) as denied, docker_engine():
+        pass
+    assert denied.value.code == "docker-denied"
     assert len(os.environ["DOCKER_HOST"]) < 200

@@ -19,7 +19,8 @@ from tasks.errors import BadInputError, QuantgateError
 from tasks.gates.smoke import run_smoke
 from tasks.image.build import build
 from tasks.serve import engines
-from tasks.serve.container import INSIDE, container_name
+from tasks.serve.container import INSIDE
+from tasks.serve.containers import container_name
 from tasks.spec import ImageSpec, ServeSpec, SmokeGate
 
 pytestmark = [pytest.mark.docker, pytest.mark.network]

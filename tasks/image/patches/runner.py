@@ -56,7 +56,8 @@ def apply(roots: list[Path], check: bool) -> tuple[dict[str, Any], list[Path]]:
     work = Workspace(*roots)
     findings = {patch.NAME: _find(patch, work) for patch in PATCHES}
     written: list[Path] = []
-    if not check and not _drift(findings):
+    needed = any(finding.state == "needed" for finding in findings.values())
+    if needed and not check and not _drift(findings):
         findings = _edit(work, findings)
         if not _drift(findings):
             findings, written = _write(work, findings)
