@@ -12,6 +12,7 @@ from tasks.checkpoint.survey import walk_files
 from tasks.hub.marker import RELEASE_FILE, marker_text
 
 GITATTRIBUTES = ".gitattributes"
+UNDIGESTED = frozenset({RELEASE_FILE, GITATTRIBUTES})
 MANIFEST = "evidence/manifest.json"
 CHUNK = 2**22
 
@@ -65,10 +66,12 @@ def release_items(checkpoint: Path, card: Card, release_id: str) -> list[Item]:
 
 
 def digest_of(items: list[Item]) -> str:
-    """Content digest: sha256 over the sorted lines `sha256  path`, the mark left out."""
-    lines = sorted(f"{item.path}\0{item.sha256}" for item in items if item.path != RELEASE_FILE)
-    pairs = (line.split("\0") for line in lines)
-    text = "".join(f"{sha256}  {path}\n" for path, sha256 in pairs)
+    """Content digest: sha256 over the lines `sha256  path`, sorted by path.
+
+    Left out are the mark, which holds this digest, and .gitattributes, which is the Hub's.
+    """
+    digests = {item.path: item.sha256 for item in items if item.path not in UNDIGESTED}
+    text = "".join(f"{digests[path]}  {path}\n" for path in sorted(digests))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 

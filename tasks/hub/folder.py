@@ -26,8 +26,8 @@ from tasks.artifacts import Card, Publication
 from tasks.checkpoint.manifest import content_digest, take_manifest
 from tasks.checkpoint.write import link_or_copy
 from tasks.errors import BadInputError, QuantgateError
-from tasks.hub.contents import GITATTRIBUTES, merged
-from tasks.hub.marker import RELEASE_FILE, read_release, write_release
+from tasks.hub.contents import GITATTRIBUTES, UNDIGESTED, merged
+from tasks.hub.marker import read_release, write_release
 from tasks.spec import PublishSpec
 
 ATTRIBUTES = """\
@@ -90,8 +90,7 @@ def _build(place: Path, wanted: dict[str, Path], release_id: str) -> Path:
             shutil.copyfile(origin, target)
     if GITATTRIBUTES not in wanted:
         (building / GITATTRIBUTES).write_text(ATTRIBUTES, encoding="utf-8")
-    manifest = take_manifest(building)
-    write_release(building, release_id, content_digest(manifest.files))
+    write_release(building, release_id, _digest(building))
     _flush(building)
     return building
 
@@ -101,9 +100,13 @@ def _is_there(place: Path, wanted: dict[str, Path], release_id: str) -> bool:
     marker = read_release(place)
     if marker.get("release_id") != release_id or marker.get("digest") is None:
         return False
-    files = dict(take_manifest(place).files)
-    files.pop(RELEASE_FILE, None)
-    return content_digest(files) == marker["digest"]
+    return _digest(place) == marker["digest"]
+
+
+def _digest(root: Path) -> str:
+    """Content digest of what lies in a folder, as `tasks.hub.contents.digest_of` takes it."""
+    files = take_manifest(root).files
+    return content_digest({name: files[name] for name in files if name not in UNDIGESTED})
 
 
 def _replace(building: Path, place: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from tasks.artifacts import Card
+from tasks.artifacts import Card, Publication
 from tasks.errors import BadInputError
 from tasks.hub.contents import release_items
 from tasks.hub.folder import publish_folder
@@ -29,7 +29,8 @@ from tasks.hub.preflight import README, preflight_hub, read_card
 from tasks.hub.release import next_tag, publish_hub
 from tasks.hub.remote import repo_state, tags_of, tree_of
 from tasks.hub.session import Hub
-from tasks.hub.upload import begin_upload, discard
+from tasks.hub.upload import Upload, begin_upload, discard
+from tasks.progress import Progress, silent
 from tasks.spec import PublishSpec
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "discard",
     "plan_hub",
     "preflight_publish",
+    "publish",
     "publish_folder",
     "publish_hub",
 ]
@@ -68,6 +70,27 @@ def _check_folder(folder: Path) -> None:
             f"publish.folder: {existing} cannot be written.",
             "Give a folder that can be written.",
         )
+
+
+def publish(
+    checkpoint: Path,
+    card: Card,
+    spec: PublishSpec,
+    release_id: str,
+    state: Path,
+    upload: Upload | None = None,
+    token: SecretStr | None = None,
+    progress: Progress = silent,
+) -> Publication | None:
+    """Publish to where the spec says; None for `nowhere`.
+
+    Args and errors as for `publish_hub` and `publish_folder`.
+    """
+    if spec.to == "nowhere":
+        return None
+    if spec.to == "folder":
+        return publish_folder(checkpoint, card, spec, release_id)
+    return publish_hub(checkpoint, card, spec, release_id, state, upload, token, progress=progress)
 
 
 def bring_card(

@@ -11,7 +11,14 @@ from pydantic import SecretStr
 from tasks.errors import BadInputError, QuantgateError, TransientError
 from tasks.hub.marker import is_commit_of
 from tasks.hub.patience import Patience
-from tasks.hub.publish import begin_upload, bring_card, discard, plan_hub, publish_hub
+from tasks.hub.publish import (
+    begin_upload,
+    bring_card,
+    discard,
+    plan_hub,
+    publish,
+    publish_hub,
+)
 from tasks.hub.remote import find_release
 from tasks.hub.session import Hub
 from tests.hub.conftest import WRITER, Emulator, Release, card_text, make_release, set_way
@@ -384,6 +391,27 @@ def test_an_eval_result_that_the_hub_does_not_show_is_said(
         other.publish()
     said = [record.getMessage() for record in caplog.records if record.name == "quantgate.hub"]
     assert len(said) == 1 and "the Hub does not show" in said[0]
+
+
+def test_the_spec_says_where_to(
+    emulator: Emulator, release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", emulator.url)
+    monkeypatch.setenv("HF_TOKEN", "hf_writer")
+    parts = (release.checkpoint, release.card)
+    folder = release.spec.model_copy(update={"to": "folder", "folder": tmp_path / "out"})
+    nowhere = release.spec.model_copy(update={"to": "nowhere"})
+    assert publish(*parts, nowhere, "r1", release.state) is None
+    out = publish(*parts, folder, "r1", release.state)
+    hub = publish(*parts, release.spec, "r1", release.state)
+    assert out is not None and hub is not None
+    assert (out.to, hub.to) == ("folder", "hub")
+    check_complete(emulator, release)
+    published = emulator.repo()["files"]
+    for path in Path(out.location).rglob("*"):
+        name = path.relative_to(out.location).as_posix()
+        if path.is_file() and name != ".gitattributes":
+            assert published[name] == hashlib.sha256(path.read_bytes()).hexdigest(), name
 
 
 def test_long_histories_are_searched_to_the_end(emulator: Emulator, release: Release) -> None:

@@ -18,7 +18,7 @@ def hub_of(request: Request) -> Hub:
 
 
 def user_of(request: Request) -> Any:
-    if "user-agent" not in request.headers:
+    if not request.headers.get("user-agent"):
         raise UnforeseenError("no user agent")
     return hub_of(request).user(request.headers.get("authorization"))
 
