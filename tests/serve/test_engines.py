@@ -47,12 +47,19 @@ def answers(endpoint: Endpoint) -> bool:
         return False
 
 
+def speaks(endpoint: Endpoint) -> bool:
+    try:
+        return bool(httpx.get(endpoint.url, timeout=2, trust_env=False).status_code)
+    except httpx.HTTPError:
+        return False
+
+
 def test_serves_waits_until_ready_and_is_gone_after(tmp_path: Path) -> None:
     log = tmp_path / "run" / "engine.log"
     with engines.serve(
         tmp_path, spec_for("--delay", "0.6", "--child"), None, log, "r1"
     ) as endpoint:
-        seconds = engines.wait_ready(endpoint, 20)
+        seconds = engines.wait_ready(endpoint, 60)
         assert seconds >= 0.3
         assert engines.alive(endpoint)
         assert endpoint.pidfile == tmp_path / "run" / "r1.engine.json"
@@ -70,7 +77,7 @@ def test_serves_waits_until_ready_and_is_gone_after(tmp_path: Path) -> None:
 def test_a_stubborn_engine_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.EngineProcess.stop, "__defaults__", (0.3,))
     with engines.serve(tmp_path, spec_for("--stubborn"), None, tmp_path / "log", "r") as endpoint:
-        engines.wait_ready(endpoint, 20)
+        engines.wait_ready(endpoint, 60)
     assert not answers(endpoint)
 
 
@@ -79,7 +86,7 @@ def test_is_stopped_when_the_block_fails_and_the_error_is_kept(tmp_path: Path) -
         pytest.raises(KeyboardInterrupt),
         engines.serve(tmp_path, spec_for(), None, tmp_path / "log", "r") as endpoint,
     ):
-        engines.wait_ready(endpoint, 20)
+        engines.wait_ready(endpoint, 60)
         raise KeyboardInterrupt
     assert not answers(endpoint)
 
@@ -122,6 +129,7 @@ def test_not_ready_in_time(tmp_path: Path) -> None:
         pytest.raises(TransientError, match=r"not ready after 1 s \(status 503\)") as caught,
         engines.serve(tmp_path, spec_for("--delay", "60"), None, tmp_path / "log", "r") as endpoint,
     ):
+        assert until(lambda: speaks(endpoint), 30)
         engines.wait_ready(endpoint, 1)
     assert caught.value.code == "engine-not-ready"
 
@@ -133,7 +141,7 @@ def test_a_command_that_cannot_run(tmp_path: Path) -> None:
         pytest.raises(engines.EngineExitedError, match="cannot start /nowhere/engine"),
         engines.serve(tmp_path, spec, None, tmp_path / "log", "r") as endpoint,
     ):
-        engines.wait_ready(endpoint, 20)
+        engines.wait_ready(endpoint, 60)
 
 
 def test_no_token_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +151,7 @@ def test_no_token_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     spec = spec_for(env={"NCCL_DEBUG": "WARN"})
     with engines.serve(tmp_path, spec, None, tmp_path / "log", "r") as endpoint:
-        engines.wait_ready(endpoint, 20)
+        engines.wait_ready(endpoint, 60)
         seen = httpx.get(endpoint.url + "/health", trust_env=False).json()["environment"]
     assert "secret" not in json.dumps(seen)
     assert seen["NCCL_DEBUG"] == "WARN"
@@ -199,7 +207,7 @@ def test_an_older_log_is_kept_aside(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     for _ in range(3):
         with engines.serve(tmp_path, spec_for(), None, log, "r") as endpoint:
-            engines.wait_ready(endpoint, 20)
+            engines.wait_ready(endpoint, 60)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "engine.log",
         "engine.log.1",
@@ -210,7 +218,7 @@ def test_an_older_log_is_kept_aside(tmp_path: Path) -> None:
 
 def test_an_engine_at_a_url_is_never_started_nor_stopped(tmp_path: Path) -> None:
     with engines.serve(tmp_path, spec_for(), None, tmp_path / "log", "r") as running:
-        engines.wait_ready(running, 20)
+        engines.wait_ready(running, 60)
         start = {"how": "url", "url": running.url + "/", "log": str(tmp_path / "log")}
         spec = ServeSpec.model_validate({"engine": "sglang", "start": start})
         with engines.serve(tmp_path, spec, None, tmp_path / "other", "r2") as endpoint:
@@ -234,7 +242,7 @@ from tests.serve.test_engines import spec_for
 root = Path(sys.argv[1])
 log = root / "releases" / "demo" / "r9" / "engine.log"
 with engines.serve(root, spec_for("--child"), None, log, "r9") as endpoint:
-    engines.wait_ready(endpoint, 20)
+    engines.wait_ready(endpoint, 60)
     print(endpoint.url, flush=True)
     time.sleep(600)
 """
