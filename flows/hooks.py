@@ -9,6 +9,7 @@ from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 
+from flows.console import quiet_tracebacks
 from tasks.errors import QuantgateError
 from tasks.run import Run, default_root
 from tasks.serve.engines import stop_engines
@@ -16,6 +17,8 @@ from tasks.store import write_whole
 
 NAME = "flow-run.txt"
 """In a run's folder: the id of its Prefect flow run, by which a hook finds the folder."""
+
+quiet_tracebacks()
 
 
 def remember(run: Run) -> None:

@@ -1,0 +1,122 @@
+"""A Prefect server, a process worker and Debian's Chromium: what a person has in front of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.deploy import deploy
+from tasks.artifacts import Checkpoint
+from tasks.run import Run
+from tests.servers.prefect import prefect_server
+from tests.ui.team import Team
+
+QUICK: dict[str, Any] = {
+    "gates.gsm8k.limit": 24,
+    "gates.gsm8k.rule": "point",
+    "gates.gsm8k.min_accuracy": 0.8,
+    "gates.acceptance.min_requests": 20,
+    "gates.acceptance.min_verifications": 100,
+    "card.samples": 1,
+}
+CHROMIUM = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+
+@pytest.fixture(scope="session")
+def team(
+    tmp_path_factory: pytest.TempPathFactory, demo_run: Run, demo_checkpoint: Checkpoint
+) -> Iterator[Team]:
+    """Everything registered on a server, and a worker whose root holds the demo's checkpoint."""
+    folder = tmp_path_factory.mktemp("team")
+    root = folder / "root"
+    for stage in ("quantize", "requant"):
+        kept = demo_run.root / ".quantgate" / "store" / stage
+        shutil.copytree(kept, root / ".quantgate" / "store" / stage, copy_function=os.link)
+    prompts = folder / "prompts.jsonl"
+    shipped = Path("tasks/gates/data/acceptance.jsonl").read_text().splitlines(keepends=True)
+    prompts.write_text("".join(shipped[::10]))
+    (folder / "server").mkdir()
+    with prefect_server(folder / "server") as api:
+        os.environ["PREFECT_API_URL"] = api
+        deployed = deploy()
+        assert deploy() == deployed, "twice is as good as once"
+        made = Team(api=api, root=root, deployments=deployed)
+        quick = {
+            **QUICK,
+            "gates.acceptance.prompts": str(prompts),
+            "publish.folder": str(folder / "published"),
+        }
+        for name in ("manual", "nightly"):
+            made.preset(name, quick)
+        with _worker(api, folder, root):
+            yield made
+        del os.environ["PREFECT_API_URL"]
+
+
+@contextmanager
+def _worker(api: str, folder: Path, root: Path) -> Iterator[None]:
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(folder / "worker"),
+        "PREFECT_API_URL": api,
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "QUANTGATE_ROOT": str(root),
+        "OMP_NUM_THREADS": "1",
+    }
+    with (folder / "worker.log").open("w") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "worker", "start", "--pool", "quantgate"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        worker.terminate()
+        try:
+            worker.wait(60)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    assert chromium, "no chromium: run tests/ui/setup"
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def page(browser: Any, team: Team) -> Iterator[Any]:
+    """A page of the V2 UI, with patience for a busy machine."""
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    context.set_default_timeout(60_000)
+    yield context.new_page()
+    context.close()

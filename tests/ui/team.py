@@ -1,0 +1,131 @@
+"""What a test may do beside the browser: look at the server, its runs, and this machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
+
+
+@dataclass(frozen=True)
+class Team:
+    """A server with a worker: `api` is its URL, `root` the worker's root."""
+
+    api: str
+    root: Path
+    deployments: list[str]
+
+    def url(self, path: str) -> str:
+        """A page of the V2 UI."""
+        return f"{self.api.removesuffix('/api')}/v2/{path}"
+
+    def get(self, path: str) -> Any:
+        """Ask the server."""
+        answer = httpx.get(f"{self.api}/{path}", timeout=60)
+        answer.raise_for_status()
+        return answer.json()
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Ask the server."""
+        answer = httpx.post(f"{self.api}/{path}", json=body, timeout=60)
+        answer.raise_for_status()
+        return answer.json()
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        """A deployment by flow/name."""
+        found: dict[str, Any] = self.get(f"deployments/name/{name}")
+        return found
+
+    def preset(self, name: str, settings: dict[str, Any]) -> None:
+        """Change the values that a release deployment fills into its form."""
+        found = self.deployment(f"release/{name}")
+        parameters = changed(found["parameters"], settings)
+        answer = httpx.patch(
+            f"{self.api}/deployments/{found['id']}", json={"parameters": parameters}, timeout=60
+        )
+        answer.raise_for_status()
+
+    def start(self, name: str, settings: dict[str, Any] | None = None) -> str:
+        """Start a run of flow/name, as the UI does; its id."""
+        found = self.deployment(name)
+        body = {
+            "parameters": changed(found["parameters"], settings or {}),
+            "state": {"type": "SCHEDULED"},
+        }
+        run: str = self.post(f"deployments/{found['id']}/create_flow_run", body)["id"]
+        return run
+
+    def state(self, run: str) -> dict[str, Any]:
+        """The state of a flow run."""
+        found: dict[str, Any] = self.get(f"flow_runs/{run}")["state"]
+        return found
+
+    def ended(self, run: str, seconds: float = 240) -> dict[str, Any]:
+        """Wait until a run has ended; its state."""
+        return self.until(run, ENDED, seconds)
+
+    def until(self, run: str, types: set[str], seconds: float = 240) -> dict[str, Any]:
+        """Wait until a run is in one of these states."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            state = self.state(run)
+            if state["type"] in types:
+                return state
+            time.sleep(0.5)
+        raise AssertionError(f"{run} is {state['name']} after {seconds} s, not {types}")
+
+    def artifacts(self, run: str) -> dict[str, dict[str, Any]]:
+        """A run's artifacts by key."""
+        wanted = {"artifacts": {"flow_run_id": {"any_": [run]}}}
+        return {item["key"]: item for item in self.post("artifacts/filter", wanted)}
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events called `name`, newest first."""
+        wanted = {"filter": {"event": {"name": [name]}}}
+        found: list[dict[str, Any]] = self.post("events/filter", wanted)["events"]
+        return found
+
+    def engines(self) -> list[psutil.Process]:
+        """Processes that serve or quantize below this root."""
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if any(str(self.root) in word for word in process.info["cmdline"] or ())
+        ]
+
+    def flow_process(self, run: str) -> psutil.Process | None:
+        """The process that runs a flow run."""
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "prefect.engine" in words or "prefect.flow_engine" in words:
+                try:
+                    environment = process.environ()
+                except psutil.Error:
+                    continue
+                if run in environment.get("PREFECT__FLOW_RUN_ID", ""):
+                    return process
+        return None
+
+
+def changed(parameters: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """`parameters` with settings like `gates.gsm8k.limit` of the spec on top."""
+    copied = _copied(parameters)
+    for dotted, value in settings.items():
+        *path, leaf = dotted.split(".")
+        node = copied["spec"]
+        for name in path:
+            node = node[name]
+        node[leaf] = value
+    return copied
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    return list(value) if isinstance(value, list) else value

@@ -1,0 +1,161 @@
+"""A person in front of the Prefect UI: form, run page, rejection, cancel, approval."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.store import PROJECT
+from tests.ui.team import Team
+
+IMAGES = PROJECT / "docs" / "images"
+
+
+def picture(page: Any, name: str, *, full: bool = False) -> None:
+    """Keep what the person sees."""
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    page.wait_for_timeout(500)
+    page.screenshot(path=IMAGES / f"{name}.png", full_page=full)
+
+
+def open_form(page: Any, team: Team) -> None:
+    """From the list of deployments to the form of `manual`."""
+    page.goto(team.url("deployments"))
+    page.get_by_role("link", name="manual", exact=True).click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name=re.compile("Custom run", re.IGNORECASE)).click()
+    page.get_by_text("Accuracy that the bound must reach").wait_for()
+
+
+def submit(page: Any, team: Team) -> str:
+    """Submit the form; the id of the run that it started."""
+    with page.expect_response(re.compile("create_flow_run$")) as answered:
+        page.get_by_role("button", name="Submit").click()
+    run: str = answered.value.json()["id"]
+    return run
+
+
+def show_run(page: Any, team: Team, run: str, verdict: str) -> None:
+    """Open the run's page and see its verdict."""
+    page.goto(team.url(f"runs/flow-run/{run}"))
+    page.get_by_text(verdict, exact=True).first.wait_for()
+
+
+def show_artifact(page: Any, team: Team, run: str, key: str) -> None:
+    """Open one artifact of a run."""
+    artifact = team.artifacts(run)[key]
+    page.goto(team.url(f"artifacts/artifact/{artifact['id']}"))
+
+
+@pytest.mark.timeout(400)
+def test_a_wrong_value_is_told_inline_then_the_demo_is_released(page: Any, team: Team) -> None:
+    open_form(page, team)
+    accuracy = page.get_by_label("Min accuracy")
+    accuracy.fill("1.5")
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_text("1.5 is greater than the maximum of 1").first.wait_for()
+    picture(page, "form-wrong-value")
+    accuracy.fill("0.8")
+    page.evaluate("window.scrollTo(0, 0)")
+    picture(page, "form")
+    run = submit(page, team)
+
+    assert team.ended(run)["name"] == "RELEASED", team.state(run)
+    show_run(page, team, run, "RELEASED")
+    assert page.get_by_text(re.compile(r"^demo \d{4}-\d{2}-\d{2}")).first.is_visible()
+    page.get_by_role("tab", name="Artifacts").click()
+    page.get_by_text("decision", exact=True).first.wait_for()
+    picture(page, "run")
+
+    found = team.artifacts(run)
+    assert {"plan", "gates", "decision", "card", "published", "plot-accuracy"} <= found.keys()
+    show_artifact(page, team, run, "decision")
+    page.get_by_role("heading", name="RELEASED").wait_for()
+    page.get_by_role("cell", name="acceptance", exact=True).first.wait_for()
+    picture(page, "decision")
+    show_artifact(page, team, run, "plot-accuracy")
+    shown = page.locator("img[src^='data:image/png']").first
+    shown.wait_for()
+    assert shown.evaluate("image => image.complete && image.naturalWidth") > 300
+    show_artifact(page, team, run, "card")
+    page.locator("img[src^='data:image/png']").first.wait_for()
+    picture(page, "card")
+
+    [event] = team.events("quantgate.release.published")
+    assert event["resource"]["prefect.resource.id"] == "quantgate.release.demo"
+    assert len(team.events("quantgate.gate.passed")) == 4
+    assert team.engines() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_threshold_that_is_missed_ends_rejected_and_says_why(page: Any, team: Team) -> None:
+    open_form(page, team)
+    page.get_by_label("Min accept").fill("2.96")
+    run = submit(page, team)
+    assert team.ended(run)["name"] == "REJECTED"
+    show_run(page, team, run, "REJECTED")
+    show_artifact(page, team, run, "decision")
+    page.get_by_role("heading", name="REJECTED").wait_for()
+    page.get_by_text(re.compile("lies under 2.96")).first.wait_for()
+    picture(page, "rejected")
+    assert "published" not in team.artifacts(run)
+    assert team.events("quantgate.release.rejected")
+
+
+@pytest.mark.timeout(300)
+def test_cancel_in_the_middle_leaves_nothing_running_and_can_go_on(page: Any, team: Team) -> None:
+    run = team.start("release/manual", {"gates.gsm8k.seed": 1})
+    records = ".quantgate/building/gate-gsm8k-*/files/records.jsonl"
+    deadline = time.monotonic() + 120
+    while not any(team.root.glob(records)):
+        assert time.monotonic() < deadline and team.state(run)["type"] != "COMPLETED"
+        time.sleep(0.1)
+    page.goto(team.url(f"runs/flow-run/{run}"))
+    page.get_by_role("button", name="Open menu").click()
+    page.get_by_role("menuitem", name="Cancel").click()
+    page.get_by_role("button", name=re.compile("Cancel Flow Run", re.IGNORECASE)).click()
+    cancelled = time.monotonic()
+    while team.engines():
+        assert time.monotonic() - cancelled < 30, team.engines()
+        time.sleep(0.2)
+    assert team.ended(run, 60)["type"] == "CANCELLED"
+    page.get_by_text("Cancelled", exact=True).first.wait_for()
+    picture(page, "cancelled")
+    assert any(team.root.glob(records)), "what was measured is kept for the next run"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("answer", "verdict", "published"),
+    [("refuse", "REJECTED", False), ("approve", "RELEASED", True)],
+)
+def test_a_person_decides_after_the_gates(
+    page: Any, team: Team, answer: str, verdict: str, published: bool, tmp_path: Path
+) -> None:
+    asked = {
+        "gates.gsm8k.seed": 1,
+        "publish.approval.ask": True,
+        "publish.folder": str(tmp_path / "out"),
+    }
+    run = team.start("release/manual", asked)
+    team.until(run, {"PAUSED"})
+    assert not (tmp_path / "out").exists()
+    page.goto(team.url(f"runs/flow-run/{run}"))
+    page.get_by_role("button", name="Resume").first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("acceptance").first.wait_for()
+    dialog.get_by_role("combobox").first.click()
+    page.get_by_role("option", name=answer).click()
+    dialog.get_by_label("Name").fill("Ada")
+    dialog.get_by_label("Reason").fill("looked at the card")
+    picture(page, f"approval-{answer}")
+    dialog.get_by_role("button", name=re.compile("Submit|Resume")).click()
+    state = team.ended(run, 60)
+    assert state["name"] == verdict
+    assert (tmp_path / "out").exists() is published
+    if not published:
+        assert "refused by Ada: looked at the card" in state["message"]

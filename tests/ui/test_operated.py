@@ -1,0 +1,111 @@
+"""Scheduled and watched runs, wrong input, dead runs: server and worker without a browser."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+
+import psutil
+import pytest
+
+from flows.automations import SILENCE
+from tests.ui.team import Team
+
+
+@pytest.mark.timeout(120)
+def test_wrong_input_that_the_schema_cannot_see_fails_in_one_line(team: Team) -> None:
+    run = team.start("release/manual", {"gates.gsm8k.data": "no/such/file.jsonl"})
+    state = team.ended(run, 60)
+    assert state["type"] == "FAILED"
+    assert "gates.gsm8k.data: no/such/file.jsonl does not exist" in state["message"]
+    assert "\n" not in state["message"].strip()
+    error = team.artifacts(run)["error"]
+    assert "file-missing" in error["data"] and "What to do" in error["data"]
+    took = team.get(f"flow_runs/{run}")["total_run_time"]
+    assert took < 15
+
+
+@pytest.mark.timeout(400)
+def test_nightly_ends_unchanged_in_seconds_on_its_own_schedule(team: Team) -> None:
+    """Its clock is moved: the run that stands in the schedule is due now."""
+    first = team.ended(team.start("release/nightly"))
+    assert first["name"] in {"RELEASED", "UNCHANGED"}
+    nightly = team.deployment("release/nightly")
+    [schedule] = nightly["schedules"]
+    assert schedule["schedule"]["cron"] == "0 2 * * *" and schedule["active"]
+    wanted = {
+        "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
+        "deployments": {"id": {"any_": [nightly["id"]]}},
+    }
+    deadline = time.monotonic() + 60
+    while not (waiting := team.post("flow_runs/filter", wanted)):
+        assert time.monotonic() < deadline, "the schedule put no run in the queue"
+        time.sleep(1)
+    run = waiting[0]["id"]
+    assert waiting[0]["next_scheduled_start_time"][11:16] == "02:00"
+    now = {"scheduled_time": datetime.now(UTC).isoformat()}
+    due = {"type": "SCHEDULED", "name": "Scheduled", "state_details": now}
+    team.post(f"flow_runs/{run}/set_state", {"state": due, "force": True})
+    state = team.ended(run)
+    assert state["name"] == "UNCHANGED", state
+    assert "nothing to do since run" in state["message"]
+    assert team.get(f"flow_runs/{run}")["total_run_time"] < 20
+
+
+@pytest.mark.timeout(300)
+def test_watch_starts_nightly_on_what_is_new_and_only_then(team: Team) -> None:
+    """Its memory is changed, as if the source had been another one at its last look."""
+    memory = team.root / ".quantgate" / "watch" / "demo.json"
+
+    def look() -> str:
+        nightly = team.deployment("release/nightly")["id"]
+        wanted = {"deployments": {"id": {"any_": [nightly]}}}
+        before = {run["id"] for run in team.post("flow_runs/filter", wanted)}
+        assert team.ended(team.start("watch/watch"), 90)["type"] == "COMPLETED"
+        new = [run for run in team.post("flow_runs/filter", wanted) if run["id"] not in before]
+        started = [run for run in new if run["auto_scheduled"] is False]
+        return started[0]["id"] if started else ""
+
+    look()
+    assert look() == "", "nothing is new"
+    held = json.loads(memory.read_text())
+    memory.write_text(json.dumps({**held, "source": "another"}))
+    run = look()
+    assert run, "a new source was seen"
+    assert team.ended(run)["type"] == "COMPLETED"
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_run_takes_its_engine_along_and_ends_crashed(team: Team) -> None:
+    run = team.start("release/manual", {"gates.gsm8k.seed": 2})
+    deadline = time.monotonic() + 120
+    while not team.engines():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process = team.flow_process(run)
+    assert process is not None
+    process.kill()
+    killed = time.monotonic()
+    while team.engines():
+        assert time.monotonic() - killed < 30, team.engines()
+        time.sleep(0.2)
+    assert team.ended(run, 60)["type"] == "CRASHED"
+
+
+def test_zombies_are_ended_only_after_a_safe_time(team: Team) -> None:
+    found = {item["name"]: item for item in team.post("automations/filter", {})}
+    zombies = found["quantgate: end zombie runs"]
+    assert zombies["enabled"] and zombies["trigger"]["within"] == SILENCE.total_seconds() >= 900
+    assert not found["quantgate: tell people"]["enabled"]
+
+
+def test_nothing_listens_beyond_loopback(team: Team) -> None:
+    ours = {int(team.api.split(":")[2].split("/")[0])}
+    listening = [c for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert ours <= {c.laddr.port for c in listening}
+    me = psutil.Process()
+    mine = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    for connection in listening:
+        if connection.pid in mine:
+            assert connection.laddr.ip in {"127.0.0.1", "::1"}, connection
