@@ -30,6 +30,7 @@ FATAL = re.compile(
 """Lines after which the engine will never become ready."""
 READY = re.compile(r"fired up and ready|Application startup complete|Uvicorn running on")
 _START = re.compile(r"server_args=|quantgate reference engine")
+_MODEL_PATH = re.compile(r"(?:model_path=|checkpoint=PosixPath\()['\"](?P<path>[^'\"]+)")
 _LOAD_END = re.compile(r"Load weight end\.?.*?type=(?P<type>\w+)(?:.*?\bquant=(?P<quant>[\w.-]+))?")
 _KV_DTYPE = re.compile(r"KV Cache is allocated\. dtype: (?:torch\.)?(?P<dtype>\w+)")
 _KV_SCALES = re.compile(
@@ -66,6 +67,8 @@ class LoadLog:
     kv_dtypes: tuple[str, ...] = ()
     kv_scales: tuple[KvScales, ...] = ()
     lines: int = 0
+    model_path: str | None = None
+    """The model's path as the engine's own arguments name it."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON keeps it."""
@@ -81,6 +84,7 @@ class LoadLog:
             kv_dtypes=tuple(value["kv_dtypes"]),
             kv_scales=tuple(KvScales(**item) for item in value["kv_scales"]),
             lines=value["lines"],
+            model_path=value["model_path"],
         )
 
 
@@ -127,7 +131,13 @@ def scan(lines: Sequence[str]) -> LoadLog:
         kv_dtypes=tuple(dtypes),
         kv_scales=tuple(scales),
         lines=len(own),
+        model_path=_model_path(own),
     )
+
+
+def _model_path(lines: Sequence[str]) -> str | None:
+    match = _MODEL_PATH.search(lines[0]) if lines else None
+    return match["path"] if match else None
 
 
 def doom(path: Path | None) -> str | None:

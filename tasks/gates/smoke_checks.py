@@ -38,7 +38,7 @@ def judge(lines: Sequence[Line]) -> GateReport:
         failed += _speculation(inputs["speculation"], inputs["engine"], lines, used, log)
         failed += [*_known(gate, landed), *_text(used), *_stable(landed), *_turns(landed)]
         failed += [*other_prompts(used), *other_texts(used)]
-    invalid = [*blocked, *_lost(used)]
+    invalid = [*blocked, *_lost(used), *_other_log(log, facts)]
     missing = not_measured(expects, log)
     if gate.require_log and [m for m in missing if "log" in m.detail]:
         invalid += missing
@@ -90,6 +90,14 @@ def _log_faults(log: LoadLog | None) -> list[Reason]:
         return []
     found = [Reason(code=f"log-{code}", detail=line) for code, line in log.condemned]
     return [*found, *(Reason(code="log-fatal", detail=line) for line in log.fatal)][:10]
+
+
+def _other_log(log: LoadLog | None, facts: Mapping[str, Any]) -> list[Reason]:
+    path, served = log.model_path if log else None, facts.get("model_path")
+    if not path or not served or path == served:
+        return []
+    detail = f"the log is of a server of {path}; this one serves {served}"
+    return [Reason(code="log-of-another-server", detail=detail)]
 
 
 def _speculation(

@@ -33,10 +33,15 @@ MARKUP = re.compile(r"<\|(?:im_start|im_end|endoftext|end|eot_id|start_header_id
 
 
 def outcome(line: Line) -> str:
-    """`lost`, `cut_off` or `ok`: a finish other than stop or length is a lost request."""
+    """`lost`, `cut_off` or `ok`: a finish other than stop or length is a lost request.
+
+    An answer that used up its token limit was cut off, whatever finish the server names.
+    """
     if line["status"] != "ok" or line.get("finish_reason") not in ("stop", "length"):
         return "lost"
-    return "cut_off" if line["finish_reason"] == "length" else "ok"
+    limit, tokens = line.get("max_tokens"), line.get("completion_tokens")
+    used_up = limit is not None and tokens is not None and tokens >= limit
+    return "cut_off" if used_up or line["finish_reason"] == "length" else "ok"
 
 
 def doubts(

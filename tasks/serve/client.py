@@ -173,7 +173,7 @@ class Client:
     async def ask(self, prompt: Prompt, wire: Wire | None = None) -> dict[str, Any]:
         """Send one prompt and give its record, whatever happens to it; `wire` None: on a new one.
 
-        Fields: id, meta, prompt_sha256, at and latency (s), status (`ok` or `lost`), error,
+        Fields: id, meta, prompt_sha256, max_tokens, at and latency (s), status (`ok` or `lost`), error,
         attempts [{at, error}], and for `ok` the reply's fields (see `Dialect.reply`).
         """
         if wire is None:
@@ -274,6 +274,7 @@ class Client:
             "id": prompt.id,
             "meta": prompt.meta,
             "prompt_sha256": prompt_digest(prompt.messages),
+            "max_tokens": prompt.sampling.max_tokens,
             "at": attempts[-1]["at"],
             "latency": round(latency, 6),
             "status": "lost" if error else "ok",

@@ -25,6 +25,7 @@ def test_the_patched_server_loaded_both_models_in_fp8() -> None:
     assert {item.quant for item in log.loaded} == {"modelopt_fp4"}
     assert log.kv_dtypes == ("float8_e4m3fn", "float8_e4m3fn")
     assert not log.condemned and not log.fatal
+    assert log.model_path == "/models/nvfp4_mtp_quant"
 
 
 def test_a_bf16_head_shows_only_in_the_cache_lines() -> None:

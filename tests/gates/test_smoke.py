@@ -260,6 +260,14 @@ def test_a_server_that_hangs_is_invalid_in_bounded_time(
     assert report.verdict is Verdict.INVALID and "server-hung" in codes(report)
 
 
+def test_a_log_of_another_server_proves_nothing(
+    tmp_path: Path, brain: Brain, checkpoint: Path
+) -> None:
+    log = write_log(tmp_path / "log")
+    report = run(tmp_path, brain, checkpoint, log=log, info={"model_path": "/models/other"})
+    assert report.verdict is Verdict.INVALID and codes(report) == {"log-of-another-server"}
+
+
 def test_a_missing_chat_template_fails(tmp_path: Path, brain: Brain) -> None:
     folder = write_checkpoint(tmp_path, template=False)
     report = run(tmp_path / "out", brain, folder, log=write_log(tmp_path / "log"))

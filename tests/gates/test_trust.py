@@ -182,3 +182,5 @@ def test_an_outcome_is_ok_cut_off_or_lost() -> None:
     for odd in ("abort", None, "content_filter", "tool_calls"):
         assert outcome(answer(1, finish_reason=odd)) == "lost"
     assert outcome(answer(1, status="lost")) == "lost"
+    assert outcome(answer(1, max_tokens=64, completion_tokens=64)) == "cut_off"
+    assert outcome(answer(1, max_tokens=64, completion_tokens=63)) == "ok"
