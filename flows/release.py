@@ -30,7 +30,7 @@ from tasks.artifacts import (
 from tasks.card.task import sample_source, write_card
 from tasks.errors import BadInputError
 from tasks.gates.task import gate_audit, served_gates
-from tasks.hub.task import fetch_source, publish_release
+from tasks.hub.task import fetch_source, publish_release, start_upload, take_back
 from tasks.image.task import build_image
 from tasks.quantize.preflight import check_source
 from tasks.quantize.task import quantize_checkpoint
@@ -97,8 +97,9 @@ def _carry_out(run: Run, source: Source, basis: Basis) -> Decision:
     quantized = quantize_checkpoint(run, source)
     checkpoint = requantize_draft(run, source, quantized)
     reports = {"audit": gate_audit(run, source, checkpoint)}
-    image, served = building.result(), Served()
+    image, served, upload = building.result(), Served(), None
     if reports["audit"].verdict is not Verdict.FAIL:
+        upload = start_upload(run, checkpoint)
         served = measure_on_one_engine(run, checkpoint, image)
         reports |= served.reports
     tell_image(image)
@@ -106,14 +107,16 @@ def _carry_out(run: Run, source: Source, basis: Basis) -> Decision:
     ended = partial(_decision, run, basis, checkpoint, reports)
     verdict, why = judge(reports, ("audit", *served_gates(run.spec)))
     if verdict is not ReleaseVerdict.RELEASED or served.samples is None:
+        take_back(run, upload)
         return ended(verdict, why)
     before = sample_source(run, source)
     card = write_card(run, source, checkpoint, image, reports, before, served.samples)
     tell_card(card)
     withheld = ask_person(run, reports, card)
     if withheld is not None:
+        take_back(run, upload)
         return ended(*withheld, card)
-    publication = publish_release(run, checkpoint, card)
+    publication = publish_release(run, checkpoint, card, upload)
     return ended(verdict, why, card, publication)
 
 

@@ -192,6 +192,9 @@ class Card(Record):
 
     path: Path
     files: tuple[Path, ...] = ()
+    digest: str | None = Field(
+        default=None, description="of the card as rendered, before what people wrote is kept"
+    )
 
 
 class Publication(Record):

@@ -87,6 +87,19 @@ def replace_regions(card: bytes, contents: Mapping[str, str], origin: str = "REA
     return card
 
 
+def renew(card: bytes, rendered: bytes, origin: str = "README.md") -> bytes:
+    """What people wrote in `card`, with the regions of the card `rendered`.
+
+    Raises:
+        BadInputError: as `find_regions`.
+    """
+    contents = {
+        name: rendered[region.start : region.end].decode("utf-8")
+        for name, region in find_regions(rendered).items()
+    }
+    return replace_regions(card, contents, origin)
+
+
 def line_end(card: bytes) -> str:
     """`\\r\\n` where the first line ends so, else `\\n`."""
     first = card.find(b"\n")

@@ -14,11 +14,13 @@ from prefect import task
 
 from tasks.artifacts import Card, Checkpoint, Endpoint, GateReport, Image, Record, Source
 from tasks.card.material import CardMaterial, Sample, SampleRun
-from tasks.card.render import render_card
+from tasks.card.regions import renew
+from tasks.card.render import README, render_card
 from tasks.card.samples import answers, sample_prompts, sampling_of
 from tasks.compare.keep import comparisons_for
 from tasks.errors import TransientError
 from tasks.gpu import serves_on_gpu
+from tasks.hub.publish import bring_card
 from tasks.run import Run
 from tasks.serve.engines import serve, wait_ready
 from tasks.spec import SpeculationSpec
@@ -149,8 +151,14 @@ def write_card(
 
     entry = run.make("card", made, build)
     shutil.copytree(entry.files, run.folder, dirs_exist_ok=True)
-    files = tuple(entry.files / name for name in entry.record["files"])
-    return Card(path=entry.files / "README.md", files=files)
+    path = run.folder / README
+    rendered = path.read_bytes()
+    path.unlink()
+    if bring_card(spec.publish, run.folder):
+        rendered = renew(path.read_bytes(), rendered, f"the README.md of {spec.publish.repo}")
+    path.write_bytes(rendered)
+    files = tuple(run.folder / name for name in entry.record["files"])
+    return Card(path=path, files=files, digest=entry.digest)
 
 
 def environment() -> dict[str, Any]:

@@ -9,7 +9,8 @@ from prefect import task
 
 from tasks.artifacts import Card, Checkpoint, Publication, Source
 from tasks.hub.fetch import fetch
-from tasks.hub.publish import publish_folder
+from tasks.hub.publish import begin_upload, discard, publish
+from tasks.hub.upload import Upload
 from tasks.run import Run
 from tasks.store import file_digest, key_of
 from tasks.task import is_transient, watched
@@ -31,8 +32,34 @@ def fetch_source(run: Run) -> Source:
     return source
 
 
-@task(name="publish", task_run_name="publish release")
-def publish_release(run: Run, checkpoint: Checkpoint, card: Card) -> Publication | None:
+def start_upload(run: Run, checkpoint: Checkpoint) -> Upload | None:
+    """Send the weights ahead while the gates run; None where nothing goes to the Hub.
+
+    Runs beside the tasks, in a thread of its own; nothing is visible before the decision.
+    """
+    if run.spec.publish.to != "hub":
+        return None
+    return begin_upload(checkpoint.path, run.spec.publish, _state(run), progress=run.bar("upload"))
+
+
+@task(name="take back", task_run_name="take back upload", retries=2, retry_delay_seconds=10)
+def take_back(run: Run, upload: Upload | None) -> None:
+    """Stop the upload of a release that may not go out; delete the repository it created."""
+    if run.spec.publish.to == "hub":
+        discard(run.spec.publish, _state(run), upload)
+
+
+@task(
+    name="publish",
+    task_run_name="publish release",
+    retries=3,
+    retry_delay_seconds=[10, 60, 300],
+    retry_jitter_factor=0.5,
+    retry_condition_fn=is_transient,
+)
+def publish_release(
+    run: Run, checkpoint: Checkpoint, card: Card, upload: Upload | None
+) -> Publication | None:
     """The release where the spec wants it; None for a dry run. Publishing again changes nothing."""
     spec = run.spec.publish
     if spec.to == "nowhere":
@@ -40,15 +67,28 @@ def publish_release(run: Run, checkpoint: Checkpoint, card: Card) -> Publication
         return None
     started = time.monotonic()
     before = _stamp(spec.folder / spec.repo)
-    publication = publish_folder(checkpoint.path, card, spec, release_id(checkpoint, card))
+    publication = publish(
+        checkpoint.path,
+        card,
+        spec,
+        release_id(checkpoint, card),
+        _state(run),
+        upload,
+        progress=watched(run, "publish"),
+    )
     unchanged = before is not None and before == _stamp(spec.folder / spec.repo)
     run.note("publish", time.monotonic() - started, reused=unchanged)
     return publication
 
 
+def _state(run: Run) -> Path:
+    return run.store.home / "hub"
+
+
 def release_id(checkpoint: Checkpoint, card: Card) -> str:
-    """What makes this release this release: its weights and its card."""
-    return key_of({"checkpoint": checkpoint.digest, "card": file_digest(card.path)})
+    """What makes this release this release: its weights and its card as it was rendered."""
+    rendered = (checkpoint.digest, card.digest or file_digest(card.path))
+    return key_of({"checkpoint": rendered[0], "card": rendered[1]})
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:
