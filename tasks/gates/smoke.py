@@ -26,6 +26,8 @@ from tasks.spec import ServeSpec, SmokeGate
 
 TWICE = 2
 """Questions that are asked twice more, under equal load, to see whether greedy text is stable."""
+TWICE_TOKENS = 64
+"""Tokens of those answers: on a GPU longer greedy texts part by rounding alone."""
 LONG = 2
 """Long conversations that are asked."""
 LONG_TOKENS = 8000
@@ -104,7 +106,8 @@ def once_more(problems: Sequence[Problem], gate: SmokeGate, go: str) -> Followup
     """The first questions once more, under the ids `known-ID-GO`."""
 
     def build(_: Mapping[str, Line], __: ServerFacts) -> list[Prompt]:
-        first = first_prompts(problems[:TWICE], gate)
+        short = gate.model_copy(update={"max_tokens": min(TWICE_TOKENS, gate.max_tokens)})
+        first = first_prompts(problems[:TWICE], short)
         return [replace(p, id=f"{p.id}-{go}", meta={**p.meta, "twice": p.id}) for p in first]
 
     return build
@@ -153,13 +156,13 @@ def _conversation(
 ) -> Prompt:
     asked = problems[place % len(problems)]
     turns: list[dict[str, str]] = []
-    size, step = 0.0, place
+    size, step, density = 0.0, place, tokens_per_character(problems, landed)
     while True:
         step += 1
         problem = problems[step % len(problems)]
         line = landed.get(f"known-{problem.id}") or {}
         said = line.get("text") or f"#### {problem.gold}"
-        size += (line.get("prompt_tokens") or 60) + (line.get("completion_tokens") or 60)
+        size += density * (len(problem.question) + len(said))
         if size > target or step > 4000:
             break
         turns += [
@@ -170,6 +173,16 @@ def _conversation(
     sampling = Sampling(max_tokens=gate.max_tokens, temperature=0.0)
     meta = {"gold": asked.gold, "target_tokens": target}
     return Prompt(f"long-{place + 1}", tuple(turns), sampling, meta)
+
+
+def tokens_per_character(problems: Sequence[Problem], landed: Mapping[str, Line]) -> float:
+    """Billed prompt tokens a character of the questions, the template's own tokens included."""
+    pairs = [
+        (line["prompt_tokens"], len(problem.question))
+        for problem in problems
+        if (line := landed.get(f"known-{problem.id}")) and line.get("prompt_tokens")
+    ]
+    return sum(t for t, _ in pairs) / sum(n for _, n in pairs) if pairs else 0.5
 
 
 def recompute(records: Path) -> GateReport:

@@ -292,3 +292,22 @@ def test_a_smoke_run_is_repeated_from_its_records(
         again = run_smoke(fake.endpoint, SmokeGate(), spec, tmp_path, checkpoint)
         assert fake.count == asked
     assert timeless(again) == timeless(first)
+
+
+class Thinking(FakeEngine):
+    """Thinks at length before every answer; the thoughts are billed and kept apart."""
+
+    def _reply(self, body: dict[str, Any]) -> Reply:
+        reply = super()._reply(body)
+        reply.reasoning = " ".join(prose(f"{reply.text}{part}") for part in range(4))
+        reply.tokens += len(reply.reasoning.split(" "))
+        self._speculate(reply)
+        return reply
+
+
+def test_a_model_that_thinks_gets_its_long_prompts_too(tmp_path: Path, brain: Brain) -> None:
+    with Thinking(brain=brain, max_model_len=6000) as fake:
+        gate = SmokeGate(max_tokens=1024, require_log=False)
+        report = run_smoke(fake.endpoint, gate, ServeSpec(), tmp_path)
+    assert report.verdict is Verdict.PASS, report.reasons
+    assert report.measured["long_prompt_tokens"] > 1000
