@@ -57,7 +57,6 @@ def team(
     with prefect_server(folder / "server") as api:
         os.environ["PREFECT_API_URL"] = api
         deployed = deploy()
-        assert deploy() == deployed, "twice is as good as once"
         made = Team(api=api, root=root, deployments=deployed)
         quick = {
             **QUICK,
@@ -103,10 +102,12 @@ def _worker(api: str, folder: Path, root: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        assert "CI" not in os.environ, "CI skips no browser test: tests/ui/setup installs Chromium"
+        pytest.skip("no chromium: tests/ui/setup installs it")
     from playwright.sync_api import sync_playwright
 
-    chromium = shutil.which("chromium")
-    assert chromium, "no chromium: run tests/ui/setup"
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
         yield launched

@@ -6,10 +6,12 @@ import json
 import time
 from datetime import UTC, datetime
 
+import httpx
 import psutil
 import pytest
 
 from flows.automations import SILENCE
+from flows.deploy import deploy
 from tests.ui.team import Team
 
 
@@ -109,3 +111,23 @@ def test_nothing_listens_beyond_loopback(team: Team) -> None:
     for connection in listening:
         if connection.pid in mine:
             assert connection.laddr.ip in {"127.0.0.1", "::1"}, connection
+
+
+@pytest.mark.timeout(120)
+def test_deploying_again_keeps_what_is_there_and_what_people_changed(team: Team) -> None:
+    """The last of this file: it puts the deployments' own values back."""
+
+    def known() -> dict[str, list[str]]:
+        pages = ("deployments", "work_pools", "automations", "block_documents")
+        pages += ("v2/concurrency_limits",)
+        return {
+            page: sorted(item["id"] for item in team.post(f"{page}/filter", {})) for page in pages
+        }
+
+    limit = "v2/concurrency_limits/quantgate-gpu"
+    httpx.patch(f"{team.api}/{limit}", json={"limit": 4}).raise_for_status()
+    before = known()
+    assert len(before["work_pools"]) >= 3
+    assert deploy() == team.deployments
+    assert known() == before
+    assert team.get(limit)["limit"] == 4
