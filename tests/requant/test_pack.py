@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -98,7 +99,7 @@ WEIGHTS = {
 def test_bytes_are_modelopt_s(name: str, share: float) -> None:
     weight = WEIGHTS[name]()
     amax = amax_of([_array(weight)], name)
-    amax = np.float32(min(float(amax) * share, 3.3e38))
+    amax = np.float32(min(float(amax) * share, float(ml_dtypes.finfo(BF16).max)))
     assert _equal(weight, amax)
 
 
@@ -111,8 +112,15 @@ def test_a_wrong_byte_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = _ties()
     amax = np.float32(6 * 448)
     assert _equal(weight, amax)
-    monkeypatch.setattr(np, "rint", lambda x, out: np.floor(x + 0.5, out=out))  # ties away
+    reached = np.array([0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
+    monkeypatch.setattr(packing, "_STEPS", np.nextafter(reached, np.float32(0)))  # ties away
     assert not _equal(weight, amax)
+
+
+def test_a_value_over_the_amax_is_an_error() -> None:
+    weight = _array(_random())
+    with pytest.raises(ValueError, match="larger than amax"):
+        pack(weight, amax_of([weight], "x") / np.float32(2))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 4096])
