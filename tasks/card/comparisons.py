@@ -34,7 +34,10 @@ class Table:
 
 
 def comparison_tables(evidence: Evidence) -> list[Table]:
-    """A table for every list of rows in `comparisons.json`; columns are the first row's keys."""
+    """A table for every list of rows in `comparisons.json`; columns are the first row's keys.
+
+    A row with a value that could not be measured is left to the evidence.
+    """
     if not evidence.has("comparisons"):
         return []
     tables = []
@@ -42,15 +45,27 @@ def comparison_tables(evidence: Evidence) -> list[Table]:
         if not (isinstance(rows, list) and rows and isinstance(rows[0], Mapping)):
             continue
         keys = list(rows[0])
-        tables.append(
-            Table(
-                title=words(TITLES.get(name, name.replace("_", " "))),
-                header=Safe(f"| {' | '.join(words(key.replace('_', ' ')) for key in keys)} |"),
-                rule=Safe("|" + "---|" * len(keys)),
-                rows=tuple(
-                    tuple(Cell(style_for(row.get(key)), (name, str(i), key)) for key in keys)
-                    for i, row in enumerate(rows)
-                ),
-            )
-        )
+        whole = [
+            str(place)
+            for place in range(len(rows))
+            if all(evidence.has("comparisons", name, str(place), key) for key in keys)
+        ]
+        if whole:
+            tables.append(_table(evidence, name, keys, whole))
     return tables
+
+
+def _table(evidence: Evidence, name: str, keys: list[str], places: list[str]) -> Table:
+    rows = [
+        tuple(
+            Cell(style_for(evidence.value("comparisons", name, place, key)), (name, place, key))
+            for key in keys
+        )
+        for place in places
+    ]
+    return Table(
+        title=words(TITLES.get(name, name.replace("_", " "))),
+        header=Safe(f"| {' | '.join(words(key.replace('_', ' ')) for key in keys)} |"),
+        rule=Safe("|" + "---|" * len(keys)),
+        rows=tuple(rows),
+    )

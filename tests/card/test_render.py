@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -18,6 +19,23 @@ from tasks.card.regions import NAMES, find_regions
 from tasks.card.render import render_card
 from tasks.errors import BadInputError
 from tests.card.making import make_material, make_reports
+
+
+@pytest.fixture
+def drawn() -> None:
+    """For a test that looks at the plots: they are drawn."""
+
+
+@pytest.fixture(autouse=True)
+def quick_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("tasks.card.plots._canvas", lambda: (Mock(), Mock()))
+        monkeypatch.setattr("tasks.card.plots._save", lambda figure, path: _touch(path))
+
+
+def _touch(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
 
 
 def render(root: Path, spec: dict[str, Any] | None = None, **changed: Any) -> str:
@@ -55,7 +73,7 @@ def test_counts_come_from_the_files(tmp_path: Path) -> None:
     assert "| draft head | draft fc | BF16 | 1 | 2,048 | 4.10 kB |" in card
 
 
-def test_the_card_is_the_same_twice(tmp_path: Path) -> None:
+def test_the_card_is_the_same_twice(tmp_path: Path, drawn: None) -> None:
     material = make_material(tmp_path)
     first, second = render_card(material, tmp_path / "a"), render_card(material, tmp_path / "b")
     for one in (first.path, *first.files):
@@ -64,6 +82,8 @@ def test_the_card_is_the_same_twice(tmp_path: Path) -> None:
     before = first.path.read_bytes()
     assert render_card(material, tmp_path / "a").path.read_bytes() == before
     assert sum(path.stat().st_size for path in first.files) < 200_000
+    plots = [path for path in first.files if path.suffix == ".png"]
+    assert [path.read_bytes()[:4] for path in plots] == [b"\x89PNG"] * 2
 
 
 def test_rendering_again_keeps_what_people_wrote(tmp_path: Path) -> None:
@@ -236,8 +256,11 @@ def test_comparisons_become_tables(tmp_path: Path) -> None:
     rows = [
         {"draft_head": "bf16", "accept_length": 2.7301, "requests": 240},
         {"draft_head": "heuristic", "accept_length": 2.7134, "requests": 240},
+        {"draft_head": "calibrated", "accept_length": None, "requests": 240},
     ]
-    card = render(tmp_path, comparisons={"draft_heads": rows})
+    tables = {"draft_heads": rows, "measured_on": {"hardware": "NVIDIA H200"}}
+    card = render(tmp_path, comparisons=tables)
+    assert "| calibrated |" not in card and "hardware NVIDIA H200" in card
     assert "| draft head | accept length | requests |" in card
     assert "| bf16 | 2.73 | 240 |" in card
     assert "was not compared with a BF16 one" not in card
