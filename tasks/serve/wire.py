@@ -95,6 +95,7 @@ class Wire:
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is not None and self._writer is not None:
+            await asyncio.sleep(0)  # a close that has already come must be seen before sending
             idle = time.monotonic() - self._used
             if idle < self._keep_alive and not self._reader.at_eof():
                 return self._reader, self._writer

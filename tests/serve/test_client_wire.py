@@ -118,6 +118,12 @@ def test_a_connection_is_kept_and_one_that_was_closed_is_opened_again() -> None:
     assert opened == 1 + 3 + 3
 
 
+def test_a_server_that_closes_without_saying_so_costs_no_request() -> None:
+    fine = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    answers = asyncio.run(talk(says(fine), posts=200))
+    assert answers == [Answer(200, b"ok")] * 200
+
+
 def test_no_connection_is_told_apart() -> None:
     async def go() -> None:
         async with Wire(httpx.URL("http://127.0.0.1:9/x"), 2, 2) as wire:
