@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from flows.deploy import deploy
 from tasks.artifacts import Checkpoint
 from tasks.run import Run
 from tests.servers.prefect import prefect_server
@@ -55,9 +54,8 @@ def team(
     prompts.write_text("".join(shipped[::10]))
     (folder / "server").mkdir()
     with prefect_server(folder / "server") as api:
-        os.environ["PREFECT_API_URL"] = api
-        deployed = deploy()
-        made = Team(api=api, root=root, deployments=deployed)
+        made = Team(api=api, root=root)
+        made.deploy()
         quick = {
             **QUICK,
             "gates.acceptance.prompts": str(prompts),
@@ -67,7 +65,6 @@ def team(
             made.preset(name, quick)
         with _worker(api, folder, root):
             yield made
-        del os.environ["PREFECT_API_URL"]
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from flows.automations import SILENCE
-from flows.deploy import deploy
 from tests.ui.team import Team
 
 
@@ -128,6 +127,6 @@ def test_deploying_again_keeps_what_is_there_and_what_people_changed(team: Team)
     httpx.patch(f"{team.api}/{limit}", json={"limit": 4}).raise_for_status()
     before = known()
     assert len(before["work_pools"]) >= 3
-    assert deploy() == team.deployments
+    assert {"release/manual", "release/nightly"} < set(team.deploy())
     assert known() == before
     assert team.get(limit)["limit"] == 4
