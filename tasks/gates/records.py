@@ -87,11 +87,28 @@ def read_records(path: Path) -> list[Line]:
 
 
 def answers(lines: Iterable[Line]) -> dict[str, Line]:
-    """The answer records by prompt id; the first of an id counts, as it was final."""
+    """The answer records by prompt id; the first of an id counts, as it was final.
+
+    A `discard` record takes back the ids that it names: answers of a wave that a kill cut short.
+    """
     found: dict[str, Line] = {}
     for line in lines:
         if line["record"] == "answer":
             found.setdefault(line["id"], line)
+        elif line["record"] == "discard":
+            for name in line["ids"]:
+                found.pop(name, None)
+    return found
+
+
+def uncounted(lines: Iterable[Line]) -> list[str]:
+    """Ids answered since the last look at the server's totals, which no wave counts."""
+    found: list[str] = []
+    for line in lines:
+        if line["record"] == "answer":
+            found.append(line["id"])
+        elif line["record"] in ("totals", "discard"):
+            found.clear()
     return found
 
 

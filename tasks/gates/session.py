@@ -13,7 +13,7 @@ from typing import Any
 from tasks.artifacts import Endpoint
 from tasks.errors import BadInputError
 from tasks.gates.problems import content_digest
-from tasks.gates.records import Line, Records, last
+from tasks.gates.records import Line, Records, last, uncounted
 from tasks.gates.tokens import Tokens
 from tasks.progress import Progress, silent
 from tasks.serve.client import Client, StalledError, base_url, prompt_digest
@@ -99,6 +99,8 @@ def header(endpoint: Endpoint, plan: Plan) -> Line:
 async def _measure(
     endpoint: Endpoint, plan: Plan, records: Records, stop: Stop, progress: Progress
 ) -> None:
+    if plan.wave is not None and (cut_short := uncounted(records.lines)):
+        records.append({"record": "discard", "ids": cut_short})
     answered = records.answers
     number = 1 + sum(line["record"] == "session" for line in records.lines)
     open_prompts = [prompt for prompt in plan.prompts if prompt.id not in answered]

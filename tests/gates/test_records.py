@@ -15,7 +15,8 @@ from tasks.errors import BadInputError
 from tasks.gates.acceptance import run_acceptance
 from tasks.gates.gsm8k import run_gsm8k
 from tasks.gates.records import Records, read_records
-from tasks.spec import AcceptanceGate, Gsm8kGate, SpeculationSpec
+from tasks.gates.smoke import run_smoke
+from tasks.spec import AcceptanceGate, Gsm8kGate, ServeSpec, SmokeGate, SpeculationSpec
 from tests.gates.conftest import GSM8K, questions, timeless
 from tests.servers.fake import Brain, FakeEngine, Reply, solver
 
@@ -85,6 +86,35 @@ def test_an_acceptance_run_killed_and_resumed_reports_the_same(tmp_path: Path) -
         whole = run_acceptance(fake.endpoint, gate, SpeculationSpec(), tmp_path / "b")
     assert resumed.verdict is Verdict.PASS, resumed.reasons
     assert timeless(resumed) == timeless(whole)
+
+
+def test_a_wave_cut_short_is_asked_again(tmp_path: Path) -> None:
+    """vLLM counts by totals, so that half a wave counts nothing."""
+    gate = AcceptanceGate(min_accept=2.2)
+    with FakeEngine(engine="vllm") as fake:
+        whole = run_acceptance(fake.endpoint, gate, SpeculationSpec(), tmp_path)
+        path = tmp_path / "records.jsonl"
+        lines = path.read_bytes().split(b"\n")
+        marks = [place for place, line in enumerate(lines) if b'"totals","session"' in line]
+        assert len(marks) == 15
+        path.write_bytes(b"\n".join(lines[: marks[6] + 5]) + b"\n")
+        asked = fake.count
+        again = run_acceptance(fake.endpoint, gate, SpeculationSpec(), tmp_path)
+        assert fake.count == asked + 8 * 16
+    assert whole.verdict is Verdict.PASS and timeless(again) == timeless(whole)
+    assert any(line["record"] == "discard" for line in read_records(path))
+
+
+def test_a_smoke_run_cut_short_is_continued(tmp_path: Path, brain: Brain) -> None:
+    gate = SmokeGate(max_tokens=256, require_log=False)
+    with FakeEngine(brain=brain) as fake:
+        whole = run_smoke(fake.endpoint, gate, ServeSpec(), tmp_path)
+        path = tmp_path / "records.jsonl"
+        path.write_bytes(b"\n".join(path.read_bytes().split(b"\n")[:17]) + b"\n")
+        asked = fake.count
+        again = run_smoke(fake.endpoint, gate, ServeSpec(), tmp_path)
+        assert 0 < fake.count - asked < asked
+    assert whole.verdict is Verdict.PASS and timeless(again) == timeless(whole)
 
 
 def test_a_torn_last_line_is_cut_and_asked_again(tmp_path: Path, brain: Brain) -> None:
