@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,8 @@ from tasks.progress import Progress, silent
 from tasks.requant.excludes import corrected
 from tasks.requant.head import DraftSource
 from tasks.requant.heuristic import borrowed_scales
-from tasks.requant.pack import Array, Grid, Packed, amax_of
+from tasks.requant.pack import Array
+from tasks.requant.parallel import packed_groups
 from tasks.requant.plan import HeadPlan, PlannedTensor, mirror
 from tasks.requant.scales import HeadScales
 from tasks.spec import CalibrationSpec, DraftSpec
@@ -150,7 +148,7 @@ def _quantized(
     """All tensors of the NVFP4 head; at most a few groups are in memory at once."""
     for name in plan.kept:
         yield f"{name}.weight", head.weight(name)
-    for done, group in enumerate(_packed(head, plan)):
+    for done, group in enumerate(packed_groups(head, plan.groups)):
         for name, packed in group:
             yield f"{name}.weight", packed.weight
             yield f"{name}.weight_scale", packed.weight_scale
@@ -160,31 +158,6 @@ def _quantized(
     if scales.k is not None and scales.v is not None:
         yield f"{plan.draft_attention}.k_proj.k_scale", np.array(scales.k, np.float32)
         yield f"{plan.draft_attention}.v_proj.v_scale", np.array(scales.v, np.float32)
-
-
-def _packed(head: DraftSource, plan: HeadPlan) -> Iterator[list[tuple[str, Packed]]]:
-    """Groups packed by as many threads as there are cores, handed out in order."""
-
-    def work(group: tuple[str, ...]) -> list[tuple[str, Packed]]:
-        weights = [head.weight(name) for name in group]
-        grid = Grid(amax_of(weights, group[0]))
-        return [(name, grid.pack(weight)) for name, weight in zip(group, weights, strict=True)]
-
-    threads = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(threads) as pool:
-        yield from _in_order(pool, work, plan.groups, ahead=threads + 1)
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, work: Any, items: Iterable[Any], ahead: int
-) -> Iterator[Any]:
-    waiting: deque[Future[Any]] = deque()
-    for item in items:
-        waiting.append(pool.submit(work, item))
-        if len(waiting) >= ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
 
 
 def _carry(

@@ -15,27 +15,30 @@ intermediate 512: 1.6 GB of BF16), then measures:
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tasks.architectures import architecture_of, expert_count
+from tasks.checkpoint.files import CheckpointFiles
 from tasks.checkpoint.write import write_json, write_shard
-from tasks.requant.pack import BF16, E4M3, Grid, amax_of
+from tasks.requant.head import DraftSource
+from tasks.requant.pack import BF16, E4M3
+from tasks.requant.parallel import packed_groups
 
 HIDDEN, INTER, HEADS, KV_HEADS, HEAD_DIM = 2048, 512, 16, 2, 256
 LAYER, LAST = "mtp.layers.0", "model.language_model.layers.3"
-SUBSET = 8
+SUBSET = 16
 GIB = 2**30
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
@@ -122,129 +125,119 @@ def write_export(folder: Path, experts: int) -> None:
     write_json(folder / "config.json", config(experts) | ignore)
 
 
-def measure_whole(source: Path, export: Path, out: Path) -> dict[str, float]:
-    """Seconds and peak anonymous bytes of one `requant`, in a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.bench.requant",
-        "--child",
-        *map(str, (source, export, out)),
-    ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
+def in_child(task: str, *arguments: Path) -> dict[str, Any]:
+    """What `TASKS[task]` returns in a process of its own, and the peak of its anonymous memory.
+
+    Sampled every 10 ms over the process and its children; pages that a fork shares count in each.
+    """
+    command = [sys.executable, "-m", "tests.bench.requant", "--child", task, *map(str, arguments)]
+    child, peak = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), 0
+    while child.poll() is None:
+        peak = max(peak, sum(_anonymous(pid) for pid in _family(child.pid)))
+        time.sleep(0.01)
+    assert child.stdout is not None
+    if child.returncode:
+        raise SystemExit(f"{task} failed")
+    result: dict[str, Any] = json.loads(child.stdout.read())
+    return result | {"peak_anonymous": peak}
 
 
-def child(source: Path, export: Path, out: Path) -> None:
-    """The measured process."""
+def _family(pid: int) -> list[int]:
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(one for other in found for one in _family(int(other)))]
+
+
+def _anonymous(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def whole(source: Path, export: Path, out: Path) -> dict[str, Any]:
+    """Seconds of one `requant`."""
     from tasks.requant.requant import requant
     from tasks.spec import DraftSpec
 
-    watch = MemoryWatch()
     started = time.perf_counter()
-    with watch:
-        requant(source, export, DraftSpec(), None, out)
-    print(json.dumps({"seconds": time.perf_counter() - started, "peak_anonymous": watch.peak}))
+    requant(source, export, DraftSpec(), None, out)
+    return {"seconds": time.perf_counter() - started}
 
 
-class MemoryWatch:
-    """Samples this process's anonymous memory every 5 ms."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-
-    def __enter__(self) -> MemoryWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stop.wait(0.005):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("RssAnon:"):
-                    self.peak = max(self.peak, int(line.split()[1]) * 1024)
+def _subset(source: Path) -> tuple[DraftSource, list[tuple[str, ...]]]:
+    files = CheckpointFiles.open(source, as_source=True)
+    head = DraftSource(files, architecture_of(files.config, "bench"))
+    groups: list[tuple[str, ...]] = []
+    for number in range(min(SUBSET, expert_count(files.config))):
+        stem = f"{LAYER}.mlp.experts.{number}"
+        groups += [(f"{stem}.gate_proj", f"{stem}.up_proj"), (f"{stem}.down_proj",)]
+    return head, groups
 
 
-def compare_packers(source: Path, experts: int, threads: int) -> dict[str, Any]:
-    """Plain loop and packer on the first experts: least seconds each, bytes equal."""
+def packer(source: Path) -> dict[str, Any]:
+    """Seconds of the product's packer on the subset, its workers' start included; a digest."""
+    head, groups = _subset(source)
+    copied = [np.array(head.weight(name)) for group in groups for name in group]
+    memcpy, _ = _best(lambda: [weight.copy() for weight in copied])
+    seconds, made = _best(lambda: list(packed_groups(head, groups)))
+    digest = hashlib.sha256()
+    for group in made:
+        for _, packed in group:
+            for part in packed:
+                digest.update(part.tobytes())
+    size = sum(weight.nbytes for weight in copied)
+    return {"seconds": seconds, "digest": digest.hexdigest(), "memcpy": memcpy, "bytes": size}
+
+
+def plain(source: Path) -> dict[str, Any]:
+    """Seconds of a plain loop over NVFP4QTensor.quantize on the subset; a digest."""
     import torch
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
-    from tasks.architectures import architecture_of
-    from tasks.checkpoint.files import CheckpointFiles
-    from tasks.requant.head import DraftSource
-
-    torch.set_num_threads(threads)
-    files = CheckpointFiles.open(source, as_source=True)
-    head = DraftSource(files, architecture_of(files.config, "bench"))
-    count = min(SUBSET, experts)
-    groups = []
-    for number in range(count):
-        stem = f"{LAYER}.mlp.experts.{number}"
-        groups += [(f"{stem}.gate_proj", f"{stem}.up_proj"), (f"{stem}.down_proj",)]
-    weights = [[np.array(head.weight(name)) for name in group] for group in groups]
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    head, groups = _subset(source)
     tensors = [
-        [torch.from_numpy(w.view(np.int16)).view(torch.bfloat16) for w in group]
-        for group in weights
+        [torch.from_numpy(head.weight(name).view(np.int16).copy()) for name in group]
+        for group in groups
     ]
 
-    def plain() -> list[Any]:
+    def loop() -> list[Any]:
         made = []
         for group in tensors:
-            amax = torch.stack([w.abs().amax() for w in group]).max().float()
+            weights = [bits.view(torch.bfloat16) for bits in group]
+            amax = torch.stack([w.abs().amax() for w in weights]).max().float()
             made += [
                 NVFP4QTensor.quantize(w, 16, weights_scaling_factor_2=amax / (6.0 * 448.0))
-                for w in group
+                for w in weights
             ]
         return made
 
-    def ours() -> list[Any]:
-        def work(group: list[Any]) -> list[Any]:
-            grid = Grid(amax_of(group, "bench"))
-            return [grid.pack(weight) for weight in group]
-
-        with ThreadPoolExecutor(threads) as pool:
-            return [packed for made in pool.map(work, weights) for packed in made]
-
-    def copy() -> None:
-        for group in weights:
-            for weight in group:
-                weight.copy()
-
-    (slow, theirs), (fast, mine), (memcpy, _) = _best(plain, ours, copy)
-    equal = all(
-        a.weight.tobytes() == b[0]._quantized_data.numpy().tobytes()
-        and a.weight_scale.tobytes() == b[1].view(torch.uint8).numpy().tobytes()
-        and a.weight_scale_2.tobytes() == b[2].numpy().tobytes()
-        for a, b in zip(mine, theirs, strict=True)
-    )
-    size = sum(weight.nbytes for group in weights for weight in group)
-    return {
-        "experts_timed": count,
-        "bytes": size,
-        "plain_seconds": slow,
-        "packer_seconds": fast,
-        "memcpy_seconds": memcpy,
-        "times_faster": slow / fast,
-        "bytes_equal": equal,
-    }
+    seconds, made = _best(loop)
+    digest = hashlib.sha256()
+    for weight, scale, scale_2 in made:
+        for part in (weight._quantized_data, scale.view(torch.uint8), scale_2):
+            digest.update(part.numpy().tobytes())
+    return {"seconds": seconds, "digest": digest.hexdigest()}
 
 
-def _best(*works: Callable[[], Any], times: int = 4) -> list[tuple[float, Any]]:
-    """(least seconds, value) of each, run in turns so that other load falls on all alike."""
-    best, values = [math.inf] * len(works), [None] * len(works)
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "whole": whole,
+    "packer": packer,
+    "plain": plain,
+}
+
+
+def _best(work: Callable[[], Any], times: int = 4) -> tuple[float, Any]:
+    best, value = math.inf, None
     for _ in range(times):
-        for index, work in enumerate(works):
-            started = time.perf_counter()
-            values[index] = work()
-            best[index] = min(best[index], time.perf_counter() - started)
-    return list(zip(best, values, strict=True))
+        started = time.perf_counter()
+        value = work()
+        best = min(best, time.perf_counter() - started)
+    return best, value
 
 
 def measure(experts: int, folder: Path) -> dict[str, Any]:
@@ -253,10 +246,21 @@ def measure(experts: int, folder: Path) -> dict[str, Any]:
         root = Path(scratch)
         size = write_source(root / "source", experts)
         write_export(root / "export", experts)
-        threads = len(os.sched_getaffinity(0))
-        whole = measure_whole(root / "source", root / "export", root / "out")
-        packers = compare_packers(root / "source", experts, threads)
-    return {"experts": experts, "head_bytes": size, "threads": threads, "whole": whole} | packers
+        done = in_child("whole", root / "source", root / "export", root / "out")
+        slow, fast = in_child("plain", root / "source"), in_child("packer", root / "source")
+    return {
+        "experts": experts,
+        "head_bytes": size,
+        "threads": len(os.sched_getaffinity(0)),
+        "whole": done,
+        "experts_timed": min(SUBSET, experts),
+        "bytes": fast["bytes"],
+        "plain_seconds": slow["seconds"],
+        "packer_seconds": fast["seconds"],
+        "memcpy_seconds": fast["memcpy"],
+        "times_faster": slow["seconds"] / fast["seconds"],
+        "bytes_equal": slow["digest"] == fast["digest"],
+    }
 
 
 def report(found: dict[str, Any]) -> str:
@@ -270,7 +274,7 @@ def report(found: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"draft head: {found['experts']} experts, {size / 1e9:.2f} GB of BF16,"
-            f" {found['threads']} threads",
+            f" {found['threads']} cores",
             f"requant, all of it      {rate(whole['seconds'], size)}"
             f"   peak anonymous memory {whole['peak_anonymous'] / GIB:.2f} GiB",
             f"on {found['experts_timed']} experts ({timed / 1e6:.0f} MB), best of 4:",
@@ -289,10 +293,11 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child", nargs=3, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(*options.child)
+        task, *paths = options.child
+        print(json.dumps(TASKS[task](*map(Path, paths))))
         return
     found = measure(options.experts, options.folder)
     print(json.dumps(found) if options.json else report(found))
