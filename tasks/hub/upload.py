@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from tasks.checkpoint.survey import walk_files
 from tasks.errors import BadInputError, QuantgateError
+from tasks.hub import patience
 from tasks.hub.patience import patiently
 from tasks.hub.remote import RepoState, repo_state
 from tasks.hub.session import Hub
@@ -119,6 +120,8 @@ def _send(hub: Hub, spec: PublishSpec, upload: Upload, progress: Progress) -> No
 def send_large_files(hub: Hub, spec: PublishSpec, operations: list[CommitOperationAdd]) -> None:
     """Send the content of large files; what the Hub has already is not sent again.
 
+    The client and hf_xet repeat each request for minutes by themselves, so here it is two tries.
+
     Raises:
         QuantgateError: it could not be sent, in spite of several tries.
     """
@@ -127,6 +130,7 @@ def send_large_files(hub: Hub, spec: PublishSpec, operations: list[CommitOperati
         lambda: hub.api.preupload_lfs_files(
             spec.repo, operations, free_memory=False, create_pr=spec.pull_request
         ),
+        patience=replace(patience.PATIENCE, tries=2),
     )
 
 

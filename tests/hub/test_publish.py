@@ -420,3 +420,20 @@ def test_long_histories_are_searched_to_the_end(emulator: Emulator, release: Rel
     assert find_release(hub, "org/model", "r1", False) is None
     pages = [call for call in emulator.seen["calls"] if "/commits/" in call[1]]
     assert len(pages) == 2
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, "hub-unauthorized"), (403, "hub-forbidden")])
+def test_a_refused_storage_token_is_a_clear_line(
+    emulator: Emulator,
+    release: Release,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    code: str,
+) -> None:
+    set_way("xet", monkeypatch)
+    emulator.fault("status", match="GET /xet-write-token/", at=0, status=status)
+    with pytest.raises(QuantgateError) as caught:
+        release.publish()
+    assert caught.value.code == code
+    assert "sending files to org/model" in str(caught.value)
+    check_invisible(emulator)
