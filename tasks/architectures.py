@@ -112,6 +112,7 @@ class Architecture:
         layouts: key layouts of the draft head.
         fused_experts: leaf tensor names that hold all experts in one; stale when left beside
             per-expert tensors.
+        norm_offset: what a plain RMS norm adds to its weight before it multiplies.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Architecture:
     vision: str
     layouts: tuple[DraftLayout, ...]
     fused_experts: tuple[str, ...]
+    norm_offset: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def walk_files(root: Path) -> Iterator[str]:
 
 def _config(found: Survey) -> dict[str, Any]:
     if not os.path.lexists(found.root / CONFIG):
-        found.report("config-missing", CONFIG, "There is no config.json: no engine can load this.")
+        found.report("config-missing", CONFIG, "It is not there.")
         return {}
     return _optional_json(found, CONFIG, "config-unreadable") or {}
 

@@ -16,7 +16,7 @@ def main() -> int:
     good, source = Path(sys.argv[1]), Path(sys.argv[2])
     chosen = [f for f in FAULTS if len(sys.argv) < 4 or f.name in sys.argv[3:]]
     with tempfile.TemporaryDirectory(dir=good.parent) as scratch:
-        rows = [inject(fault, good, source, Path(scratch)) for fault in chosen]
+        rows = [inject(fault, good, source, Path(scratch), both=True) for fault in chosen]
     print(table(rows))
     missed = [row.fault.name for row in rows if not row.caught]
     print(f"{len(rows) - len(missed)} of {len(rows)} caught; missed: {missed}")

@@ -143,12 +143,12 @@ FAULTS: list[Injected] = []
 
 
 def fault(
-    code: str, *, needs_source: bool = False
+    code: str, *, needs_source: bool = False, name: str | None = None
 ) -> Callable[[Callable[[Copy], None]], Callable[[Copy], None]]:
     """Register a function that damages a copy; `code` is what the audit must say."""
 
     def register(make: Callable[[Copy], None]) -> Callable[[Copy], None]:
-        FAULTS.append(Injected(make.__name__.strip("_"), code, make, needs_source))
+        FAULTS.append(Injected(name or make.__name__, code, make, needs_source))
         return make
 
     return register

@@ -180,7 +180,7 @@ def half_of_the_experts_dequantized(c: Copy) -> None:
 
 for _leaf in SCALES:
 
-    @fault("scale-missing")
+    @fault("scale-missing", name=f"{_leaf}_missing")
     def _scale_missing(c: Copy, leaf: str = _leaf) -> None:
         c.rewrite(dropped=[c.find(f"experts.2.down_proj.{leaf}", LAYER)])
 
@@ -220,13 +220,9 @@ MUST_STAY = {
 }
 for _name, _ending in MUST_STAY.items():
 
-    @fault("must-be-bf16")
+    @fault("must-be-bf16", name=f"{_name}_quantized")
     def _quantized(c: Copy, ending: str = _ending) -> None:
         quantize(c, c.find(f"{ending}.weight").removesuffix(".weight"))
-
-    from tests.faults.inject import FAULTS, Injected
-
-    FAULTS[-1] = Injected(f"{_name}_quantized", "must-be-bf16", _quantized, False)
 
 
 @fault("must-be-bf16")

@@ -16,6 +16,8 @@ NORMED_INPUTS = {"q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "gate
 """Leaves whose input is the output of a layer's norm, hence of even size over the layers."""
 
 Bounds = tuple[float, float]
+MANY = 8
+"""From so many neighbours on, their own spread is known."""
 FEW = 3
 """With fewer neighbours than this the wider circle decides."""
 
@@ -35,7 +37,7 @@ WIDE: Mapping[str, Bounds] = {
 }
 FAR = 10.0
 """A scale that should equal its neighbours and is this many times off is an outlier too."""
-SPREAD = 10.0
+SPREAD = 8.0
 """A scale may always be this many times the group's own (robust) spread away."""
 WITHIN_DRAFT = 64.0
 """Input scales of one projection over the experts of a draft layer: largest / median, at most."""
@@ -145,7 +147,7 @@ def _judge(
 ) -> None:
     logs = np.array([value for _, value in entries])
     middle = float(np.median(logs))
-    spread = SPREAD * 1.4826 * float(np.median(np.abs(logs - middle)))
+    spread = SPREAD * 1.4826 * float(np.median(np.abs(logs - middle))) if len(logs) >= MANY else 0.0
     if len(entries) == 2 and logs.max() - logs.min() > math.log(bounds[1]):
         # Of two that differ this much, either may be the wrong one.
         spread, bounds = 0.0, (1.0, 1.0)

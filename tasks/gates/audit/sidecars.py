@@ -231,6 +231,5 @@ def _is_writers(name: str, key: str, before: Mapping[str, Any], after: Mapping[s
     if key in REWRITTEN.get(name, ()):
         return True
     if key not in before:
-        default = name == "generation_config.json" or after[key] in (None, False)
-        return default and key not in {"eos_token_id", "max_new_tokens", "max_length"}
+        return after[key] is None or after[key] is False
     return key not in after and name == "tokenizer_config.json"
