@@ -17,13 +17,14 @@ from tasks.gates.gsm8k import run_gsm8k
 from tasks.gates.records import read_records
 from tasks.gates.smoke import run_smoke
 from tasks.serve.engines import EngineExitedError, serve
-from tasks.spec import AuditGate, GatesSpec, ReleaseSpec
+from tasks.spec import AuditGate, FolderSource, GatesSpec, ReleaseSpec
 from tests.faults.inject import Copy
 from tests.gates.matrix.breaks import Break
 from tests.gates.matrix.wrong import Wrong
 from tests.servers.fake import Brain, FakeEngine
 
-GATES = ("audit", "smoke", "gsm8k", "acceptance")
+BESIDE = "audit beside the source"
+GATES = ("audit", "smoke", "gsm8k", "acceptance", BESIDE)
 
 
 @dataclass
@@ -36,7 +37,13 @@ class Row:
 
     @property
     def stopped(self) -> list[str]:
+        """Every gate that did not pass it."""
         return [name for name, r in self.reports.items() if r.verdict is not Verdict.PASS]
+
+    @property
+    def stopped_blind(self) -> list[str]:
+        """Those of them that see folder, log and URL only."""
+        return [name for name in self.stopped if name != BESIDE]
 
     def changed(self, good: Row) -> bool:
         """Whether a raw record differs from the good run's, or the fault kept one from being."""
@@ -70,7 +77,8 @@ def run_break(good: Path, fault: Break, spec: ReleaseSpec, scratch: Path, stop_e
         if fault.served_name:
             changes["model_name"] = fault.served_name
         serving = spec.serve.model_copy(update=changes)
-        if stop_early and row.stopped:
+        row.reports[BESIDE] = audit_report(audit(seen, source_of(spec)), AuditGate(), 0.0)
+        if stop_early and row.stopped_blind:
             return row
         try:
             with serve(served, serving, None, scratch / "engine.log", "matrix") as endpoint:
@@ -79,6 +87,12 @@ def run_break(good: Path, fault: Break, spec: ReleaseSpec, scratch: Path, stop_e
         except EngineExitedError:
             pass  # the gates have said what they saw of it
     return row
+
+
+def source_of(spec: ReleaseSpec) -> Path:
+    """The demo's source model."""
+    assert isinstance(spec.source, FolderSource)
+    return spec.source.path
 
 
 def run_wrong(
@@ -118,7 +132,7 @@ def measure(
         ),
     }
     for name, run in runs.items():
-        if stop_early and row.stopped:
+        if stop_early and row.stopped_blind:
             return
         out = scratch / name
         shutil.rmtree(out, ignore_errors=True)
@@ -144,7 +158,10 @@ def fingerprint(gate: str, out: Path) -> dict[str, Any]:
 
 def table(rows: list[Row], good: dict[str, Row]) -> str:
     """The matrix in Markdown: verdict and first codes of each gate, whether a record changed."""
-    lines = ["| fault | " + " | ".join(GATES) + " | record changed |", "|" + "---|" * 6]
+    lines = [
+        "| fault | " + " | ".join(GATES) + " | record changed |",
+        "|" + "---|" * (len(GATES) + 2),
+    ]
     for row in rows:
         cells = [_cell(row.reports.get(name)) for name in GATES]
         kind = "served" if "audit" in row.reports else "fake"
