@@ -25,7 +25,6 @@ from tasks.artifacts import Card, GateReport, Image, Publication
 from tasks.run import Run, StageNote
 
 PLOTS = {"accuracy": "GSM8K accuracy with its interval", "acceptance": "Accepted draft tokens"}
-MARKS = {"PASS": "✅", "FAIL": "❌", "INVALID": "❔"}
 BIGGEST_PLOT = 400_000
 """Bytes of a picture that is carried inside an artifact."""
 
@@ -134,8 +133,7 @@ def gates_markdown(reports: Mapping[str, GateReport]) -> str:
     for gate, report in reports.items():
         measured, threshold = headline(report)
         reasons = "; ".join(reason.detail for reason in report.reasons)
-        mark = MARKS[report.verdict]
-        cells = (gate, f"{mark} {report.verdict}", measured, threshold, reasons)
+        cells = (gate, f"**{report.verdict}**", measured, threshold, reasons)
         lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
     return "\n".join(lines)
 

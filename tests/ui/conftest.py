@@ -112,9 +112,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, team: Team) -> Iterator[Any]:
-    """A page of the V2 UI, with patience for a busy machine."""
+def page(browser: Any, team: Team, tmp_path: Path) -> Iterator[Any]:
+    """A page of the V2 UI, with patience for a busy machine; its last sight lies in `tmp_path`."""
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
     context.set_default_timeout(60_000)
-    yield context.new_page()
+    opened = context.new_page()
+    yield opened
+    opened.screenshot(path=tmp_path / "last.png")
     context.close()
