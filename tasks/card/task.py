@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Card, Checkpoint, Endpoint, GateReport, Image, Record, Source
 from tasks.card.material import CardMaterial, Sample, SampleRun
@@ -57,7 +58,7 @@ def release_sample_inputs(run: Run, checkpoint: Checkpoint, image: Image | None)
     }
 
 
-@task(name="sample release", task_run_name="sample release")
+@task(name="sample release", cache_policy=NO_CACHE, task_run_name="sample release")
 def sample_release(
     run: Run, checkpoint: Checkpoint, image: Image | None, endpoint: Endpoint | None
 ) -> ReleaseSamples:
@@ -72,7 +73,7 @@ def sample_release(
     return ReleaseSamples.model_validate(run.make("sample-release", inputs, build).record)
 
 
-@task(name="sample source", task_run_name="sample source")
+@task(name="sample source", cache_policy=NO_CACHE, task_run_name="sample source")
 def sample_source(run: Run, source: Source) -> list[str] | str:
     """The source's answers on the spec's engine, or why there are none."""
     start = run.spec.serve.start
@@ -103,7 +104,7 @@ def sample_source(run: Run, source: Source) -> list[str] | str:
         return f"the engine did not answer on the source ({error.code})"
 
 
-@task(name="write card", task_run_name="write card")
+@task(name="write card", cache_policy=NO_CACHE, task_run_name="write card")
 def write_card(
     run: Run,
     source: Source,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Checkpoint, GateReport, Image
 from tasks.compare.rows import Variant, speculation_of
@@ -21,6 +22,7 @@ from tasks.task import holding_gpu, is_transient, watched
 
 @task(
     name="measure",
+    cache_policy=NO_CACHE,
     task_run_name="measure {variant.words}, round {number}",
     retries=1,
     retry_delay_seconds=5,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Checkpoint, Endpoint, GateReport, Image, Source, Verdict
 from tasks.gates.acceptance import run_acceptance
@@ -65,7 +66,7 @@ def reusable(run: Run, gate: str, checkpoint: Checkpoint, image: Image | None) -
     return run.store.find(f"gate-{gate}", inputs) is not None
 
 
-@task(name="audit", task_run_name="gate audit")
+@task(name="audit", cache_policy=NO_CACHE, task_run_name="gate audit")
 def gate_audit(run: Run, source: Source, checkpoint: Checkpoint) -> GateReport:
     """Structure, coverage, values and metadata of the files that would be published."""
 
@@ -77,7 +78,7 @@ def gate_audit(run: Run, source: Source, checkpoint: Checkpoint) -> GateReport:
     return _gate(run, "audit", audit_inputs(run.spec, source, checkpoint.digest), measure)
 
 
-@task(name="gate", task_run_name="gate {gate}")
+@task(name="gate", cache_policy=NO_CACHE, task_run_name="gate {gate}")
 def gate_served(
     run: Run, gate: str, checkpoint: Checkpoint, image: Image | None, endpoint: Endpoint | None
 ) -> GateReport:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Card, Checkpoint, Publication, Source
 from tasks.hub.fetch import fetch
@@ -18,6 +19,7 @@ from tasks.task import is_transient, watched
 
 @task(
     name="fetch source",
+    cache_policy=NO_CACHE,
     task_run_name="fetch source",
     retries=3,
     retry_delay_seconds=[5, 30, 120],
@@ -42,7 +44,13 @@ def start_upload(run: Run, checkpoint: Checkpoint) -> Upload | None:
     return begin_upload(checkpoint.path, run.spec.publish, _state(run), progress=run.bar("upload"))
 
 
-@task(name="take back", task_run_name="take back upload", retries=2, retry_delay_seconds=10)
+@task(
+    name="take back",
+    cache_policy=NO_CACHE,
+    task_run_name="take back upload",
+    retries=2,
+    retry_delay_seconds=10,
+)
 def take_back(run: Run, upload: Upload | None) -> None:
     """Stop the upload of a release that may not go out; delete the repository it created."""
     if run.spec.publish.to == "hub":
@@ -51,6 +59,7 @@ def take_back(run: Run, upload: Upload | None) -> None:
 
 @task(
     name="publish",
+    cache_policy=NO_CACHE,
     task_run_name="publish release",
     retries=3,
     retry_delay_seconds=[10, 60, 300],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from tasks.artifacts import Image
@@ -15,6 +16,7 @@ from tasks.task import is_transient
 
 @task(
     name="build image",
+    cache_policy=NO_CACHE,
     task_run_name="build image",
     retries=2,
     retry_delay_seconds=30,

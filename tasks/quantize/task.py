@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Checkpoint, Source
 from tasks.child import call_in_child
@@ -29,7 +30,7 @@ def quantize_inputs(spec: ReleaseSpec, source: Source) -> dict[str, Any]:
     }
 
 
-@task(name="quantize", task_run_name="quantize {source.architecture}")
+@task(name="quantize", cache_policy=NO_CACHE, task_run_name="quantize {source.architecture}")
 def quantize_checkpoint(run: Run, source: Source) -> Checkpoint:
     """The source as an NVFP4 checkpoint, from the store where it is there already."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Checkpoint, Source
 from tasks.child import call_in_child
@@ -32,7 +33,7 @@ def requant_inputs(spec: ReleaseSpec, source: Source, quantized: str) -> dict[st
     }
 
 
-@task(name="requantize draft head", task_run_name="requantize draft head")
+@task(name="requantize draft head", cache_policy=NO_CACHE, task_run_name="requantize draft head")
 def requantize_draft(run: Run, source: Source, quantized: Checkpoint) -> Checkpoint:
     """The quantized checkpoint with its draft head, or as it is when none is asked for."""
     spec = run.spec

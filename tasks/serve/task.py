@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Checkpoint, Endpoint, Image
 from tasks.gpu import serves_on_gpu
@@ -15,6 +16,7 @@ from tasks.task import holding_gpu, is_transient
 
 @task(
     name="start engine",
+    cache_policy=NO_CACHE,
     task_run_name="start engine {run.spec.serve.engine}",
     retries=2,
     retry_delay_seconds=5,

@@ -55,7 +55,8 @@ def main() -> None:
     options = parse_options()
     configure()
     say("quantgate reference engine: %s", options)
-    listener = socket.socket()
+    # asyncio sets TCP_NODELAY only where the protocol is named.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((options.host, options.port))
