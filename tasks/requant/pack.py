@@ -94,7 +94,7 @@ class Grid:
     def __init__(self, amax: np.float32) -> None:
         self.scale_2 = scale_2_of(amax)
         self.largest = int(np.float32(amax).view(np.uint32)) >> 16
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
             magnitudes = _widen(np.arange(self.largest + 1, dtype=np.uint16))
             self._scales = block_scales(magnitudes, self.scale_2).view(np.uint8)
             self._steps = _steps(self.scale_2)
@@ -177,18 +177,31 @@ def _steps(scale_2: np.float32) -> Array:
     """[127] rows for the E4M3 codes 0 to 126, each 8 uint16 (as one complex128, to be taken whole).
 
     Entry i of a row is the smallest magnitude, in bits of BF16, whose quotient exceeds step i;
-    bits of infinity where none does. The quotient never falls as the magnitude grows.
+    bits of infinity where none does. The quotient never falls as the magnitude grows, so it lies
+    at step times divisor or up to two bit patterns above; for the first step, the smallest
+    magnitude of all unless its quotient underflows.
     """
     divisors = np.arange(127, dtype=np.uint8).view(E4M3).astype(np.float32)[:, None] * scale_2
     divisors[0] = 1  # never a block scale: the smallest is 2^-9
-    low = np.zeros((127, len(_STEPS)), np.uint16)
+    found = ((_STEPS * divisors).view(np.uint32) >> 16).astype(np.uint16)
+    for _ in range(2):
+        found += _widen(found) / divisors <= _STEPS
+    np.minimum(found, _INFINITY, out=found)
+    if (_widen(np.ones((), np.uint16)) / divisors.max()) == 0:
+        found[:, 0] = _first_above_zero(divisors[:, 0])
+    return found.view(np.complex128).ravel()
+
+
+def _first_above_zero(divisors: Array) -> Array:
+    """Bits of the smallest magnitude whose quotient by each divisor is not rounded to zero."""
+    low = np.zeros(len(divisors), np.uint16)
     high = np.full_like(low, _INFINITY)
     for _ in range(15):  # the bits of a magnitude
         middle = low + (high - low) // 2
-        over = _widen(middle) / divisors > _STEPS
+        over = _widen(middle) / divisors > 0
         high = np.where(over, middle, high)
         low = np.where(over, low, middle + 1)
-    return np.ascontiguousarray(high).view(np.complex128).ravel()
+    return high
 
 
 def _widen(bits: Array) -> Array:

@@ -38,7 +38,7 @@ def packed_groups(head: DraftSource, groups: Iterable[Group]) -> Iterator[list[t
         BadInputError: a weight that is not finite, or a group that is all zeros.
     """
     cores = len(os.sched_getaffinity(0))
-    if cores > 1 and may_fork():
+    if cores > MOST_THREADS and may_fork():
         workers = min(cores, MOST_PROCESSES)
         with ProcessPoolExecutor(workers, get_context("fork"), _adopt, (head,)) as pool:
             yield from _in_order(pool, _pack_adopted, groups, ahead=2 * workers)

@@ -204,3 +204,12 @@ def test_scale_2_is_one_float32_division() -> None:
     assert scale_2_of(np.float32(2688)) == np.float32(1)
     expected = torch.tensor(0.1, dtype=torch.float32) / (6.0 * 448.0)
     assert scale_2_of(np.float32(0.1)) == np.float32(expected.item())
+
+
+def test_the_smallest_amax_there_is() -> None:
+    weight = torch.zeros(16, 32, dtype=torch.int16)
+    weight[::2, ::3] = 1  # the smallest BF16 magnitude
+    weight[1::2, 1::5] = -(2**15) + 2
+    weight[:, 0] = 1  # no block of zeros: ModelOpt divides zero by zero there
+    weight[:, 16] = 1
+    assert _equal(weight.view(torch.bfloat16), amax_of([_array(weight.view(torch.bfloat16))], "x"))
