@@ -173,8 +173,8 @@ class Client:
     async def ask(self, prompt: Prompt, wire: Wire | None = None) -> dict[str, Any]:
         """Send one prompt and give its record, whatever happens to it; `wire` None: on a new one.
 
-        Fields: id, meta, prompt_sha256, max_tokens, at, latency (s), status (`ok` or `lost`), error,
-        attempts [{at, error}], and for `ok` the reply's fields (see `Dialect.reply`).
+        Fields: id, meta, prompt_sha256, max_tokens, at, latency (s), status (`ok` or `lost`),
+        error, attempts [{at, error}], and for `ok` the reply's fields (see `Dialect.reply`).
         """
         if wire is None:
             async with self._wire() as own:
