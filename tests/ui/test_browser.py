@@ -116,7 +116,7 @@ def test_cancel_in_the_middle_leaves_nothing_running_and_can_go_on(page: Any, te
         assert time.monotonic() < deadline and team.state(run)["type"] != "COMPLETED"
         time.sleep(0.1)
     page.goto(team.url(f"runs/flow-run/{run}"))
-    page.get_by_role("button", name="Open menu").click()
+    page.get_by_role("button", name="Open menu").first.click()
     page.get_by_role("menuitem", name="Cancel").click()
     page.get_by_role("button", name=re.compile("Cancel Flow Run", re.IGNORECASE)).click()
     cancelled = time.monotonic()
@@ -146,15 +146,16 @@ def test_a_person_decides_after_the_gates(
     team.until(run, {"PAUSED"})
     assert not (tmp_path / "out").exists()
     page.goto(team.url(f"runs/flow-run/{run}"))
-    page.get_by_role("button", name="Resume").first.click()
+    page.get_by_role("button", name="Open menu").first.click()
+    page.get_by_role("menuitem", name="Resume").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("acceptance").first.wait_for()
-    dialog.get_by_role("combobox").first.click()
+    dialog.get_by_text("Select", exact=True).click()
     page.get_by_role("option", name=answer).click()
     dialog.get_by_label("Name").fill("Ada")
     dialog.get_by_label("Reason").fill("looked at the card")
     picture(page, f"approval-{answer}")
-    dialog.get_by_role("button", name=re.compile("Submit|Resume")).click()
+    dialog.get_by_role("button", name="Resume").click()
     state = team.ended(run, 60)
     assert state["name"] == verdict
     assert (tmp_path / "out").exists() is published
