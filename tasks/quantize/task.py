@@ -16,7 +16,12 @@ from tasks.spec import ReleaseSpec
 from tasks.store import Entry, code_digest, file_digest
 from tasks.task import holding_gpu, watched
 
-CODE = ("tasks/quantize", "tasks/architectures.py", "tasks/checkpoint")
+CODE = (
+    "tasks/quantize",
+    "tasks/architectures.py",
+    "tasks/draft_layouts.py",
+    "tasks/checkpoint",
+)
 
 
 def quantize_inputs(spec: ReleaseSpec, source: Source) -> dict[str, Any]:

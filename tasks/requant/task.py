@@ -16,7 +16,14 @@ from tasks.spec import ReleaseSpec
 from tasks.store import code_digest, file_digest
 from tasks.task import watched
 
-CODE = ("tasks/requant", "tasks/draft_head.py", "tasks/architectures.py", "tasks/checkpoint")
+CODE = (
+    "tasks/requant",
+    "tasks/quantize",
+    "tasks/draft_head.py",
+    "tasks/architectures.py",
+    "tasks/draft_layouts.py",
+    "tasks/checkpoint",
+)
 
 
 def requant_inputs(spec: ReleaseSpec, source: Source, quantized: str) -> dict[str, Any]:
