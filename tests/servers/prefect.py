@@ -25,6 +25,8 @@ def prefect_server(home: Path, port: int = 0) -> Iterator[str]:
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
     }
     environment.pop("PREFECT_API_URL", None)
     with log.open("w") as output:
