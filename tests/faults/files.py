@@ -11,7 +11,7 @@ from tasks.checkpoint.write import write_index, write_json
 from tests.faults.inject import LAYER, Copy, fault, write_arrays
 
 
-def _split(c: Copy) -> None:
+def split(c: Copy) -> None:
     """Make the copy sharded if it is not."""
     if c.indexed:
         return
@@ -29,7 +29,7 @@ def _split(c: Copy) -> None:
 
 
 def _edit_map(c: Copy, edit: Any) -> None:
-    _split(c)
+    split(c)
     c.edit_json(INDEX, lambda tree: edit(tree["weight_map"]))
 
 
@@ -93,19 +93,19 @@ def exclude_list_is_text(c: Copy) -> None:
 
 @fault("index-unreadable")
 def index_is_garbage(c: Copy) -> None:
-    _split(c)
+    split(c)
     c.replace(INDEX, b"\x00\xff garbage")
 
 
 @fault("index-unreadable")
 def index_without_weight_map(c: Copy) -> None:
-    _split(c)
+    split(c)
     c.edit_json(INDEX, lambda t: t.pop("weight_map"))
 
 
 @fault("index-missing")
 def index_deleted(c: Copy) -> None:
-    _split(c)
+    split(c)
     (c.root / INDEX).unlink()
 
 
@@ -130,14 +130,14 @@ def index_names_the_wrong_shard(c: Copy) -> None:
 
 @fault("index-mismatch")
 def shard_not_in_the_index(c: Copy) -> None:
-    _split(c)
+    split(c)
     name = c.find(".weight")
     write_arrays(c.root / "extra.safetensors", {"extra.weight": c.files.array(name)})
 
 
 @fault("total-size")
 def total_size_off_by_one(c: Copy) -> None:
-    _split(c)
+    split(c)
     c.edit_json(INDEX, lambda t: t["metadata"].update(total_size=t["metadata"]["total_size"] + 1))
 
 
@@ -162,7 +162,7 @@ def shard_is_a_link_out(c: Copy) -> None:
 
 @fault("shard-missing")
 def shard_deleted(c: Copy) -> None:
-    _split(c)
+    split(c)
     (c.root / c.files.shards[-1]).unlink()
 
 
@@ -218,7 +218,7 @@ def shard_tensors_overlap(c: Copy) -> None:
 
 @fault("tensor-twice")
 def tensor_in_two_shards(c: Copy) -> None:
-    _split(c)
+    split(c)
     first, last = c.files.shards[0], c.files.shards[-1]
     name = next(n for n, info in c.files.tensors.items() if info.file == first)
     inside = {n: c.files.array(n) for n, info in c.files.tensors.items() if info.file == last}
