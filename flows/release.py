@@ -142,5 +142,5 @@ def _decision(
         publication=publication,
         gates=reports,
         reused=[note.stage for note in run.ledger if note.reused],
-        seconds={note.stage: round(note.seconds, 3) for note in run.ledger},
+        seconds={n.stage: round(n.seconds, 3) for n in run.ledger if not n.skipped},
     )

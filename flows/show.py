@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flows.console import table
@@ -22,10 +23,16 @@ def decision_tables(decision: Decision) -> list[Any]:
         f"{decision.verdict}: {decision.why}",
     ]
     if decision.card:
-        shown.append(f"card: {decision.card}")
+        shown.append(f"card: {_from_here(decision.card)}")
     if decision.publication:
         shown.append(f"published: {decision.publication.location}")
     return shown
+
+
+def _from_here(path: str) -> str:
+    """The path relative to the working directory where it lies below it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def gate_table(reports: Mapping[str, GateReport]) -> Any:

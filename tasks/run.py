@@ -30,6 +30,11 @@ class StageNote:
     reused: bool
     why: str = ""
 
+    @property
+    def skipped(self) -> bool:
+        """Whether there was nothing to do; `why` says so."""
+        return bool(self.why)
+
 
 @dataclass(frozen=True)
 class Run:

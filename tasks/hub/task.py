@@ -28,9 +28,10 @@ from tasks.task import is_transient, watched
 )
 def fetch_source(run: Run) -> Source:
     """The source model on disk, at a resolved revision, checked."""
-    started = time.monotonic()
-    source = fetch(run.spec.source, run.store.home / "sources", watched(run, "fetch"))
-    run.note("fetch", time.monotonic() - started)
+    started, cache = time.monotonic(), run.store.home / "sources"
+    before = _newest(cache)
+    source = fetch(run.spec.source, cache, watched(run, "fetch"))
+    run.note("fetch", time.monotonic() - started, reused=before == _newest(cache))
     return source
 
 
@@ -88,6 +89,11 @@ def publish_release(
     unchanged = before is not None and before == _stamp(spec.folder / spec.repo)
     run.note("publish", time.monotonic() - started, reused=unchanged)
     return publication
+
+
+def _newest(folder: Path) -> int:
+    """When anything below was last written (ns); 0 for an empty or absent folder."""
+    return max((file.stat().st_mtime_ns for file in folder.rglob("*")), default=0)
 
 
 def _state(run: Run) -> Path:
