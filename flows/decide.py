@@ -20,7 +20,7 @@ class Basis(Record):
 
 
 HEADLINES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "audit": (("bits_per_weight", "gigabytes_per_second"), ("faults",)),
+    "audit": (("bits_per_weight",), ("faults",)),
     "smoke": (("known_right", "long_right"), ("min_known",)),
     "gsm8k": (("accuracy",), ("min_accuracy",)),
     "acceptance": (("accept_length",), ("min_accept", "max_accept")),
