@@ -61,6 +61,12 @@ class Team:
         found: dict[str, Any] = self.get(f"deployments/name/{name}")
         return found
 
+    def runs(self, name: str) -> list[dict[str, Any]]:
+        """All runs of flow/name, those in the schedule too."""
+        wanted = {"deployments": {"id": {"any_": [self.deployment(name)["id"]]}}}
+        found: list[dict[str, Any]] = self.post("flow_runs/filter", wanted)
+        return found
+
     def preset(self, name: str, settings: dict[str, Any]) -> None:
         """Change the values that a release deployment fills into its form."""
         found = self.deployment(f"release/{name}")

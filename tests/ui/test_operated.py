@@ -35,16 +35,12 @@ def test_nightly_ends_unchanged_in_seconds_on_its_own_schedule(team: Team) -> No
     nightly = team.deployment("release/nightly")
     [schedule] = nightly["schedules"]
     assert schedule["schedule"]["cron"] == "0 2 * * *" and schedule["active"]
-    wanted = {
-        "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
-        "deployments": {"id": {"any_": [nightly["id"]]}},
-    }
-    deadline = time.monotonic() + 60
-    while not (waiting := team.post("flow_runs/filter", wanted)):
+    deadline = time.monotonic() + 90
+    while not (waiting := [run for run in team.runs("release/nightly") if run["auto_scheduled"]]):
         assert time.monotonic() < deadline, "the schedule put no run in the queue"
         time.sleep(1)
     run = waiting[0]["id"]
-    assert waiting[0]["next_scheduled_start_time"][11:16] == "02:00"
+    assert waiting[0]["expected_start_time"][11:16] == "02:00"
     now = {"scheduled_time": datetime.now(UTC).isoformat()}
     due = {"type": "SCHEDULED", "name": "Scheduled", "state_details": now}
     team.post(f"flow_runs/{run}/set_state", {"state": due, "force": True})
@@ -60,13 +56,11 @@ def test_watch_starts_nightly_on_what_is_new_and_only_then(team: Team) -> None:
     memory = team.root / ".quantgate" / "watch" / "demo.json"
 
     def look() -> str:
-        nightly = team.deployment("release/nightly")["id"]
-        wanted = {"deployments": {"id": {"any_": [nightly]}}}
-        before = {run["id"] for run in team.post("flow_runs/filter", wanted)}
+        before = {run["id"] for run in team.runs("release/nightly")}
         assert team.ended(team.start("watch/watch"), 90)["type"] == "COMPLETED"
-        new = [run for run in team.post("flow_runs/filter", wanted) if run["id"] not in before]
-        started = [run for run in new if run["auto_scheduled"] is False]
-        return started[0]["id"] if started else ""
+        new = [run for run in team.runs("release/nightly") if run["id"] not in before]
+        started: list[str] = [run["id"] for run in new if run["auto_scheduled"] is False]
+        return started[0] if started else ""
 
     look()
     assert look() == "", "nothing is new"
