@@ -18,6 +18,7 @@ from tests.servers.prefect import prefect_server
 
 DEMO = "deployments/demo/release.yaml"
 QUICK = {
+    "quantize.calibration.rows": "8",
     "gates.gsm8k.limit": "24",
     "gates.gsm8k.rule": "point",
     "gates.gsm8k.min_accuracy": "0.8",
