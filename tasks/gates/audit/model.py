@@ -122,10 +122,13 @@ class Model:
             yield members
 
     def kv_cache(self) -> str | None:
-        """`kv_cache_quant_algo` of hf_quant_config.json."""
+        """The cache's declared format (`FP8`), as hf_quant_config.json has it, else config.json."""
         quantization = (self.files.quant_config or {}).get("quantization")
-        algo = quantization.get("kv_cache_quant_algo") if isinstance(quantization, dict) else None
-        return algo if isinstance(algo, str) else None
+        if isinstance(quantization, dict):
+            algo = quantization.get("kv_cache_quant_algo")
+            return algo if isinstance(algo, str) else None
+        section = self.config.get("quantization_config")
+        return "FP8" if isinstance(section, dict) and section.get("kv_cache_scheme") else None
 
 
 def build_model(

@@ -9,7 +9,8 @@ INTRO = """# Faults that the audit finds
 `quantgate audit CHECKPOINT [--source DIR]` reads every byte of a checkpoint once, builds no model,
 and ends PASS (exit 0) without a fault or FAIL (exit 3) with the list of faults:
 `{"verdict", "faults": [{"code", "tensor", "detail"}], "summary"}`. A code is stable; `tensor`
-names the tensor, module or file; `detail` says what is wrong and what it would do when serving. Of one code a hundred faults are listed, the rest are counted. Only a path that is no folder, or a
+names the tensor, module or file; `detail` says what is wrong and what it would do when serving.
+Of one code a hundred faults are listed, the rest are counted. Only a path that is no folder, or a
 source that cannot be read, is a usage error (exit 2): whatever is wrong inside is a fault.
 
 The rules are derived from what a right checkpoint is, so that damage that has no name here is found
@@ -55,8 +56,9 @@ def faults_page() -> str:
         "`pytest tests/faults` injects each of these into the demo's release, most in several",
         "ways, and prints the matrix of faults and the codes that caught them.",
         "`tests/faults/test_good.py` shows that every qformat, cache format, draft head and source",
-        "layout passes, and an export by ModelOpt alone. `python -m tests.faults CHECKPOINT SOURCE`",
-        "prints the matrix for any good checkpoint, each fault with and without the source.",
+        "layout passes, and an export by ModelOpt alone.",
+        "`python -m tests.faults CHECKPOINT SOURCE` prints the matrix for any good checkpoint,",
+        "each fault with and without the source.",
         "",
     ]
     return "\n".join(lines)

@@ -182,10 +182,10 @@ def _check_end(
     known = {
         item.get("content"): item.get("id")
         for item in (added if isinstance(added, list) else ())
-        if isinstance(item, dict)
+        if isinstance(item, dict) and isinstance(item.get("content"), str)
     }
     stops = _ids(generation.get("eos_token_id"))
-    if name in known and stops and known[name] not in stops:
+    if isinstance(name, str) and name in known and stops and known[name] not in stops:
         what = f"Stops at {stops}; the tokenizer's eos_token {name} is {known[name]}."
         findings.add("token-ids", "generation_config.json:eos_token_id", what)
 
