@@ -66,6 +66,7 @@ def sample_release(
 
     def build(folder: Path) -> dict[str, Any]:
         assert endpoint is not None, "answers that are not in the store need an engine"
+        wait_ready(endpoint, run.spec.serve.ready_timeout)
         asked = answers(endpoint, sample_prompts(run.spec), sampling_of(run.spec))
         return {"answers": asked, "command": endpoint.command}
 

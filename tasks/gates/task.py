@@ -99,13 +99,22 @@ def _measure(
     folder: Path,
     progress: Progress,
 ) -> GateReport:
-    gates = spec.gates
+    gates, patience = spec.gates, spec.serve.ready_timeout
     if gate == "smoke":
         return run_smoke(endpoint, gates.smoke, spec.serve, folder, checkpoint.path, progress)
     if gate == "gsm8k":
-        return run_gsm8k(endpoint, gates.gsm8k, folder, checkpoint.path, progress)
+        return run_gsm8k(
+            endpoint, gates.gsm8k, folder, checkpoint.path, progress, ready_timeout=patience
+        )
     assert gates.acceptance is not None
-    return run_acceptance(endpoint, gates.acceptance, spec.serve.speculation, folder, progress)
+    return run_acceptance(
+        endpoint,
+        gates.acceptance,
+        spec.serve.speculation,
+        folder,
+        progress,
+        ready_timeout=patience,
+    )
 
 
 class _InvalidError(Exception):
