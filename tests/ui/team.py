@@ -46,15 +46,21 @@ class Team:
 
     def get(self, path: str) -> Any:
         """Ask the server."""
-        answer = httpx.get(f"{self.api}/{path}", timeout=60)
-        answer.raise_for_status()
-        return answer.json()
+        return self._asked("GET", path)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """Ask the server."""
-        answer = httpx.post(f"{self.api}/{path}", json=body, timeout=60)
+        return self._asked("POST", path, body)
+
+    def _asked(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """As Prefect's own client: a busy server's 503 is asked again."""
+        for _ in range(8):
+            answer = httpx.request(method, f"{self.api}/{path}", json=body, timeout=60)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(2)
         answer.raise_for_status()
-        return answer.json()
+        return answer.json() if answer.content else None
 
     def deployment(self, name: str) -> dict[str, Any]:
         """A deployment by flow/name."""
@@ -71,10 +77,7 @@ class Team:
         """Change the values that a release deployment fills into its form."""
         found = self.deployment(f"release/{name}")
         parameters = changed(found["parameters"], settings)
-        answer = httpx.patch(
-            f"{self.api}/deployments/{found['id']}", json={"parameters": parameters}, timeout=60
-        )
-        answer.raise_for_status()
+        self._asked("PATCH", f"deployments/{found['id']}", {"parameters": parameters})
 
     def start(self, name: str, settings: dict[str, Any] | None = None) -> str:
         """Start a run of flow/name, as the UI does; its id."""
@@ -91,11 +94,11 @@ class Team:
         found: dict[str, Any] = self.get(f"flow_runs/{run}")["state"]
         return found
 
-    def ended(self, run: str, seconds: float = 240) -> dict[str, Any]:
+    def ended(self, run: str, seconds: float = 400) -> dict[str, Any]:
         """Wait until a run has ended; its state."""
         return self.until(run, ENDED, seconds)
 
-    def until(self, run: str, types: set[str], seconds: float = 240) -> dict[str, Any]:
+    def until(self, run: str, types: set[str], seconds: float = 400) -> dict[str, Any]:
         """Wait until a run is in one of these states."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -12,6 +12,8 @@ import pytest
 from tasks.store import PROJECT
 from tests.ui.team import Team
 
+PATIENCE = 240.0
+"""Seconds for what takes a few on a machine that does nothing else."""
 IMAGES = PROJECT / "docs" / "images"
 
 
@@ -51,7 +53,7 @@ def show_artifact(page: Any, team: Team, run: str, key: str) -> None:
     page.goto(team.url(f"artifacts/artifact/{artifact['id']}"))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_wrong_value_is_told_inline_then_the_demo_is_released(page: Any, team: Team) -> None:
     open_form(page, team)
     accuracy = page.get_by_label("Min accuracy")
@@ -92,10 +94,11 @@ def test_a_wrong_value_is_told_inline_then_the_demo_is_released(page: Any, team:
     assert team.engines() == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_threshold_that_is_missed_ends_rejected_and_says_why(page: Any, team: Team) -> None:
     open_form(page, team)
-    page.get_by_label("Min accept").fill("2.96")
+    under = "//*[contains(text(), 'Mean accept length, at least')]/following::input[1]"
+    page.locator(f"xpath={under}").fill("2.96")
     run = submit(page, team)
     assert team.ended(run)["name"] == "REJECTED"
     show_run(page, team, run, "REJECTED")
@@ -107,11 +110,11 @@ def test_a_threshold_that_is_missed_ends_rejected_and_says_why(page: Any, team: 
     assert team.events("quantgate.release.rejected")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_cancel_in_the_middle_leaves_nothing_running_and_can_go_on(page: Any, team: Team) -> None:
     run = team.start("release/manual", {"gates.gsm8k.seed": 1})
     records = ".quantgate/building/gate-gsm8k-*/files/records.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not any(team.root.glob(records)):
         assert time.monotonic() < deadline and team.state(run)["type"] != "COMPLETED"
         time.sleep(0.1)
@@ -129,7 +132,7 @@ def test_cancel_in_the_middle_leaves_nothing_running_and_can_go_on(page: Any, te
     assert any(team.root.glob(records)), "what was measured is kept for the next run"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("answer", "verdict", "published"),
     [("refuse", "REJECTED", False), ("approve", "RELEASED", True)],

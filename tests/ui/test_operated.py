@@ -14,10 +14,10 @@ from flows.automations import SILENCE
 from tests.ui.team import Team
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_wrong_input_that_the_schema_cannot_see_fails_in_one_line(team: Team) -> None:
     run = team.start("release/manual", {"gates.gsm8k.data": "no/such/file.jsonl"})
-    state = team.ended(run, 60)
+    state = team.ended(run)
     assert state["type"] == "FAILED"
     assert "gates.gsm8k.data: no/such/file.jsonl does not exist" in state["message"]
     assert "\n" not in state["message"].strip()
@@ -27,7 +27,7 @@ def test_wrong_input_that_the_schema_cannot_see_fails_in_one_line(team: Team) ->
     assert took < 15
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_nightly_ends_unchanged_in_seconds_on_its_own_schedule(team: Team) -> None:
     """Its clock is moved: the run that stands in the schedule is due now."""
     first = team.ended(team.start("release/nightly"))
@@ -50,14 +50,14 @@ def test_nightly_ends_unchanged_in_seconds_on_its_own_schedule(team: Team) -> No
     assert team.get(f"flow_runs/{run}")["total_run_time"] < 20
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_watch_starts_nightly_on_what_is_new_and_only_then(team: Team) -> None:
     """Its memory is changed, as if the source had been another one at its last look."""
     memory = team.root / ".quantgate" / "watch" / "demo.json"
 
     def look() -> str:
         before = {run["id"] for run in team.runs("release/nightly")}
-        assert team.ended(team.start("watch/watch"), 90)["type"] == "COMPLETED"
+        assert team.ended(team.start("watch/watch"))["type"] == "COMPLETED"
         new = [run for run in team.runs("release/nightly") if run["id"] not in before]
         started: list[str] = [run["id"] for run in new if run["auto_scheduled"] is False]
         return started[0] if started else ""
@@ -71,10 +71,10 @@ def test_watch_starts_nightly_on_what_is_new_and_only_then(team: Team) -> None:
     assert team.ended(run)["type"] == "COMPLETED"
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_killed_run_takes_its_engine_along_and_ends_crashed(team: Team) -> None:
     run = team.start("release/manual", {"gates.gsm8k.seed": 2})
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not team.engines():
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -106,7 +106,7 @@ def test_nothing_listens_beyond_loopback(team: Team) -> None:
             assert connection.laddr.ip in {"127.0.0.1", "::1"}, connection
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_deploying_again_keeps_what_is_there_and_what_people_changed(team: Team) -> None:
     """The last of this file: it puts the deployments' own values back."""
 
