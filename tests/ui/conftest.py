@@ -56,6 +56,7 @@ def team(
     with prefect_server(folder / "server") as api:
         made = Team(api=api, root=root)
         made.deploy()
+        made.pause_schedule("watch/watch")
         quick = {
             **QUICK,
             "gates.acceptance.prompts": str(prompts),

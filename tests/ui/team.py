@@ -73,6 +73,13 @@ class Team:
         found: list[dict[str, Any]] = self.post("flow_runs/filter", wanted)
         return found
 
+    def pause_schedule(self, name: str) -> None:
+        """Keep the clock from starting flow/name in the middle of a test."""
+        found = self.deployment(name)
+        for schedule in found["schedules"]:
+            path = f"deployments/{found['id']}/schedules/{schedule['id']}"
+            self._asked("PATCH", path, {"active": False})
+
     def preset(self, name: str, settings: dict[str, Any]) -> None:
         """Change the values that a release deployment fills into its form."""
         found = self.deployment(f"release/{name}")
