@@ -144,7 +144,9 @@ def fingerprint(gate: str, out: Path) -> dict[str, Any]:
     """What the records say, without the clock: answers, counters, and what the log showed."""
     found: dict[str, Any] = {}
     for line in read_records(out / "records.jsonl"):
-        if line["record"] == "answer":
+        if line["record"] == "run":
+            found[f"{gate}.expected"] = json.dumps(line["inputs"].get("expected"), sort_keys=True)
+        elif line["record"] == "answer":
             kept = {k: line.get(k) for k in ("status", "text", "reasoning", "speculation", "model")}
             found[f"{gate}.{line['id']}"] = json.dumps(kept, sort_keys=True)
         elif line["record"] == "log" and line["log"]:
@@ -166,6 +168,7 @@ def table(rows: list[Row], good: dict[str, Row]) -> str:
         cells = [_cell(row.reports.get(name)) for name in GATES]
         kind = "served" if "audit" in row.reports else "fake"
         changed = "-" if row is good.get(kind) else "yes" if row.changed(good[kind]) else "no"
+        changed = changed if row.fingerprint else "not served"
         lines.append(f"| {row.fault} | " + " | ".join(cells) + f" | {changed} |")
     return "\n".join(lines)
 
