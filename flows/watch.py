@@ -43,7 +43,7 @@ def watch(deployment: str = "release/nightly", root: Path | None = None) -> str:
     changed = _differences(_remembered(memory), seen)
     if not changed:
         return _told(f"{spec.name}: nothing new")
-    run = cast(FlowRun, run_deployment(deployment, timeout=0))
+    run = cast(FlowRun, run_deployment(deployment, timeout=0, as_subflow=False))
     memory.parent.mkdir(parents=True, exist_ok=True)
     write_whole(memory, json.dumps(seen, indent=2))
     return _told(f"{spec.name}: {', '.join(changed)}; started {run.name}")

@@ -22,7 +22,7 @@ class Server:
         self.started: list[str] = []
         self.broken = False
 
-    def start(self, name: str, timeout: float) -> Any:
+    def start(self, name: str, timeout: float, as_subflow: bool) -> Any:
         if self.broken:
             raise ConnectionError("server away")
         self.started.append(name)
