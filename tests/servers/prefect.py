@@ -27,6 +27,8 @@ def prefect_server(home: Path, port: int = 0) -> Iterator[str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
     }
     environment.pop("PREFECT_API_URL", None)
     with log.open("w") as output:

@@ -34,9 +34,13 @@ def open_form(page: Any, team: Team) -> None:
 
 
 def submit(page: Any, team: Team) -> str:
-    """Submit the form; the id of the run that it started."""
-    with page.expect_response(re.compile("create_flow_run$")) as answered:
-        page.get_by_role("button", name="Submit").click()
+    """Submit the form, again when the server is too busy; the id of the run that it started."""
+    for _ in range(5):
+        with page.expect_response(re.compile("create_flow_run$")) as answered:
+            page.get_by_role("button", name="Submit").click()
+        if answered.value.status != 503:
+            break
+        page.wait_for_timeout(5000)
     run: str = answered.value.json()["id"]
     return run
 
