@@ -51,7 +51,7 @@ def smoke_command(
     max_tokens: Annotated[int, typer.Option(help="Tokens an answer, at most.")] = 2048,
     num_steps: Annotated[int, typer.Option(help="Draft steps asked; 0: no speculation.")] = 2,
     draft_tokens: Annotated[int, typer.Option(help="Tokens a verification.")] = 3,
-    ready_timeout: Annotated[float, typer.Option(help="Seconds until it must be ready.")] = 1800,
+    ready_timeout: Annotated[float, typer.Option(help="Seconds until it must be ready.")] = 60,
     out: Out = None,
     resume: Resume = None,
 ) -> Outcome:
@@ -84,7 +84,13 @@ def gsm8k_command(
     data: Annotated[Path | None, typer.Option(help="JSONL in GSM8K's form; unset: Hub.")] = None,
     limit: Annotated[int | None, typer.Option(help="First N problems.")] = None,
     min_accuracy: Annotated[float, typer.Option(help="Accuracy the bound must reach.")] = 0.95,
-    rule: Annotated[Literal["wilson", "point"], typer.Option(help="What decides.")] = "wilson",
+    rule: Annotated[
+        Literal["wilson", "point", "non-inferior"], typer.Option(help="What decides.")
+    ] = "wilson",
+    baseline: Annotated[
+        str | None, typer.Option(help="URL or records of a run to pair with.")
+    ] = None,
+    margin: Annotated[float, typer.Option(help="Loss that non-inferior allows.")] = 0.01,
     confidence: Annotated[float, typer.Option(help="One-sided confidence.")] = 0.95,
     max_lost: Annotated[float, typer.Option(help="Lost requests allowed, share.")] = 0.01,
     max_cut_off: Annotated[float, typer.Option(help="Cut-off answers allowed, share.")] = 0.01,
@@ -110,6 +116,8 @@ def gsm8k_command(
         limit=limit,
         min_accuracy=min_accuracy,
         rule=rule,
+        baseline=baseline,
+        margin=margin,
         confidence=confidence,
         max_lost=max_lost,
         max_cut_off=max_cut_off,
