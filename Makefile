@@ -8,13 +8,17 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo test lint bench setup clean
+# What needs root, a Docker engine or a browser, and what takes minutes; CI runs it too.
+.PHONY: demo test test-services lint bench setup clean
 
 demo: setup
 	$(BIN)/quantgate release deployments/demo/release.yaml
 
 test: setup
-	$(BIN)/python -m pytest -m "not long and not gpu"
+	$(BIN)/python -m pytest -m "not long and not gpu and not docker and not browser and not slow"
+
+test-services: setup
+	$(BIN)/python -m pytest -m "(docker or browser or slow) and not long and not gpu"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -48,6 +48,7 @@ MOMENTS: list[tuple[str, Moment]] = [
 ]
 
 
+@pytest.mark.slow
 def test_killed_at_every_stage_a_release_goes_on_where_it_stopped(
     start: Start, tmp_path: Path
 ) -> None:

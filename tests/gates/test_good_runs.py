@@ -39,6 +39,7 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "width"), [(101, 4), (102, 64)])
 def test_fresh_problems_at_any_concurrency(
     seed: int,

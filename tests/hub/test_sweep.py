@@ -14,6 +14,8 @@ from tasks.errors import QuantgateError
 from tests.hub.conftest import Emulator, Release, make_release, set_way
 from tests.hub.test_publish import check_complete, check_invisible
 
+pytestmark = pytest.mark.slow
+
 WAYS = ("lfs", "xet")
 CHANGING = ("POST", "PUT", "DELETE")
 

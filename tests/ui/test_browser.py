@@ -12,6 +12,8 @@ import pytest
 from tasks.store import PROJECT
 from tests.ui.team import Team
 
+pytestmark = pytest.mark.browser
+
 PATIENCE = 240.0
 """Seconds for what takes a few on a machine that does nothing else."""
 IMAGES = PROJECT / "docs" / "images"

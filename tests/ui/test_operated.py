@@ -13,6 +13,8 @@ import pytest
 from flows.automations import SILENCE
 from tests.ui.team import Team
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.mark.timeout(600)
 def test_wrong_input_that_the_schema_cannot_see_fails_in_one_line(team: Team) -> None:
