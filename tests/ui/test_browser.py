@@ -16,7 +16,8 @@ pytestmark = pytest.mark.browser
 
 PATIENCE = 240.0
 """Seconds for what takes a few on a machine that does nothing else."""
-IMAGES = PROJECT / "docs" / "images"
+IMAGES = PROJECT / ".cache" / "pictures"
+"""What people saw; two of them are copied to docs/images by hand."""
 
 
 def picture(page: Any, name: str, *, full: bool = False) -> None:
