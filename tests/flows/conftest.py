@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from tasks.artifacts import Checkpoint
+from tasks.run import Run
 from tasks.store import PROJECT
 from tests.servers.prefect import prefect_server
 
 DEMO = "deployments/demo/release.yaml"
 QUICK = {
-    "quantize.calibration.rows": "8",
     "gates.gsm8k.limit": "24",
     "gates.gsm8k.rule": "point",
     "gates.gsm8k.min_accuracy": "0.8",
@@ -36,7 +36,16 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def start(prefect_api: str, tmp_path: Path, demo_checkpoint: Checkpoint) -> Start:
+def start(start_fresh: Start, tmp_path: Path, demo_run: Run, demo_checkpoint: object) -> Start:
+    """As `start_fresh`, with the demo's checkpoint in the store already."""
+    for stage in ("quantize", "requant"):
+        kept = demo_run.store.home / "store" / stage
+        shutil.copytree(kept, tmp_path / "root/.quantgate/store" / stage, copy_function=os.link)
+    return start_fresh
+
+
+@pytest.fixture
+def start_fresh(prefect_api: str, tmp_path: Path) -> Start:
     """Start `quantgate release` on the demo with few requests; its root is `tmp_path/root`."""
     prompts = tmp_path / "prompts.jsonl"
     shipped = Path("tasks/gates/data/acceptance.jsonl").read_text().splitlines(keepends=True)
@@ -50,18 +59,9 @@ def start(prefect_api: str, tmp_path: Path, demo_checkpoint: Checkpoint) -> Star
             **{name.replace("__", "."): value for name, value in settings.items()},
         }
         words = [word for pair in chosen.items() for word in ("--set", "=".join(pair))]
+        command = [sys.executable, "-m", "flows.cli", "release", DEMO, "--json", *words]
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "flows.cli",
-                "release",
-                DEMO,
-                "--json",
-                *words,
-                "--root",
-                str(tmp_path / "root"),
-            ],
+            [*command, "--root", str(tmp_path / "root")],
             stdout=subprocess.PIPE,
             stderr=(tmp_path / "stderr.log").open("a"),
             text=True,
