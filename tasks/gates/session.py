@@ -138,8 +138,8 @@ async def _ask(
     stop: Stop,
     progress: Progress,
 ) -> None:
-    answered, total = records.answers, len(plan.prompts)
-    asked = {prompt.id: prompt for prompt in prompts}
+    answered = records.answers
+    asked = {prompt.id: prompt for prompt in [*plan.prompts, *prompts]}
 
     def land(record: Line) -> bool:
         record["session"] = session
@@ -147,7 +147,7 @@ async def _ask(
             record["own_tokens"] = plan.tokens.count(asked[record["id"]], record)
         records.append(record)
         answered[record["id"]] = record
-        progress(min(1.0, len(answered) / total), f"{len(answered)} answers of {total}")
+        progress(len(answered) / len(asked), f"{len(answered)} answers of {len(asked)}")
         return stop(answered)
 
     wave = plan.wave or max(1, len(prompts))
