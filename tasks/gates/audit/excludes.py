@@ -18,16 +18,24 @@ class ExcludeList:
         self.entries = tuple(entries)
         self._exact = {entry for entry in self.entries if "*" not in entry}
         wild = [entry for entry in self.entries if "*" in entry]
-        self._wild = re.compile("|".join(_regex(entry) for entry in wild)) if wild else None
+        self._whole = _any_of(wild)
+        self._part = _any_of([entry for entry in wild if "." not in entry])
+        self._known: dict[str, bool] = {}
 
     def covers(self, module: str) -> bool:
         """Whether the list takes `module` out of quantization."""
+        known = self._known.get(module)
+        if known is None:
+            known = self._known[module] = self._covers(module)
+        return known
+
+    def _covers(self, module: str) -> bool:
         if any(name in self._exact for name in _upwards(module)):
             return True
-        if self._wild is None:
-            return False
-        parts = (module, *module.split("."))
-        return any(self._wild.fullmatch(part) for part in parts)
+        if self._whole is not None and self._whole.fullmatch(module):
+            return True
+        part = self._part
+        return part is not None and any(part.fullmatch(name) for name in module.split("."))
 
     def unmatched(self, modules: Iterable[str]) -> list[str]:
         """Entries that cover none of `modules`."""
@@ -45,6 +53,10 @@ def entries_of(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         return None
     return tuple(value)
+
+
+def _any_of(entries: list[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(_regex, entries))) if entries else None
 
 
 def _covers_any(entry: str, modules: list[str]) -> bool:

@@ -63,6 +63,7 @@ class Laws:
     def __init__(self, model: Model, values: Values, rows: Mapping[str, Bounds]) -> None:
         values = {name: value for name, value in values.items() if 0 < value < math.inf}
         self.model, self.values, self.rows = model, values, rows
+        self._gains: dict[str, Gains | None] = {}
         self._experts: dict[tuple[str, str], Bounds | None] = {}
         self._analogues = {
             scale: analogue + scale.removeprefix(name)
@@ -168,7 +169,10 @@ class Laws:
         for branch, norm in NORMS.items():
             layer, found, _ = name.partition(f".{branch}.")
             if found:
-                return _gains(self.model, f"{layer}.{norm}.weight")
+                weight = f"{layer}.{norm}.weight"
+                if weight not in self._gains:
+                    self._gains[weight] = _gains(self.model, weight)
+                return self._gains[weight]
         return None
 
 

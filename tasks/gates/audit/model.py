@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tasks.architectures import (
@@ -37,9 +38,9 @@ class Module:
         """The weight itself, packed or not."""
         return self.tensors.get("" if self.kind.bare else ".weight")
 
-    @property
+    @cached_property
     def packed(self) -> bool:
-        """Whether the weight is stored as NVFP4 codes."""
+        """Whether the weight is stored as NVFP4 codes; asked once all tensors are known."""
         return self.weight is not None and self.weight.dtype == "U8"
 
     @property
@@ -95,7 +96,7 @@ class Model:
         """config.json."""
         return self.files.config
 
-    @property
+    @cached_property
     def has_draft(self) -> bool:
         """Whether any tensor of a draft head is stored."""
         return any(name.startswith("mtp.") for name in self.files.tensors)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from tasks.gates.audit.values import (
 from tasks.progress import Progress
 
 THREADS = 16
+BATCH = 2**22
+"""Bytes of the checkpoint that one thread takes at a time."""
 HELD = 2**29
 """Bytes read before the pages of the mapped files are given back."""
 
@@ -70,11 +72,10 @@ class Reading:
         jobs = [*self._packed_jobs(model), *self._plain_jobs(model)]
         whole, done = max(1, sum(size for size, _ in jobs)), 0
         with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-            futures: list[tuple[int, Future[Outcome]]] = [
-                (size, pool.submit(job)) for size, job in jobs
-            ]
+            futures = [(size, pool.submit(_run, batch)) for size, batch in _batches(jobs)]
             for size, future in futures:
-                self._keep(future.result(), findings)
+                for outcome in future.result():
+                    self._keep(outcome, findings)
                 self.nbytes += size
                 done += size
                 held += size
@@ -92,12 +93,12 @@ class Reading:
         if self.weights is not None:
             self.weights.files.relax()
 
-    def _packed_jobs(self, model: Model) -> Iterator[tuple[int, Callable[[], Outcome]]]:
+    def _packed_jobs(self, model: Model) -> Iterator[tuple[int, Job]]:
         for members in model.groups():
             size = sum(module.nbytes for module in members)
             yield size, _packed_job(self.files, self.weights, members)
 
-    def _plain_jobs(self, model: Model) -> Iterator[tuple[int, Callable[[], Outcome]]]:
+    def _plain_jobs(self, model: Model) -> Iterator[tuple[int, Job]]:
         for module in model.modules.values():
             for suffix in ("", ".weight", ".bias"):
                 info = module.tensors.get(suffix)
@@ -130,9 +131,29 @@ class Reading:
                 findings.add(code, name, "The source has it.")
 
 
+Job = Callable[[], Outcome]
+
+
+def _batches(jobs: Iterable[tuple[int, Job]]) -> Iterator[tuple[int, list[Job]]]:
+    """Small jobs together, so that threads do not spend their time on handing over."""
+    size, batch = 0, []
+    for nbytes, job in jobs:
+        batch.append(job)
+        size += nbytes
+        if size >= BATCH or len(batch) >= 1000:
+            yield size, batch
+            size, batch = 0, []
+    if batch:
+        yield size, batch
+
+
+def _run(batch: list[Job]) -> list[Outcome]:
+    return [job() for job in batch]
+
+
 def _packed_job(
     files: CheckpointFiles, weights: SourceWeights | None, members: list[Module]
-) -> Callable[[], Outcome]:
+) -> Job:
     def job() -> Outcome:
         looked = {module.name: look_at_packed(files, module) for module in members}
         compared = compare_packed(files, weights, members) if weights else None
@@ -143,7 +164,7 @@ def _packed_job(
 
 def _plain_job(
     files: CheckpointFiles, weights: SourceWeights | None, module: Module, info: TensorInfo
-) -> Callable[[], Outcome]:
+) -> Job:
     def job() -> Outcome:
         may_be_zero = not (module.kind.linear or module.kind.name == "embeddings")
         looked = look_at_plain(files, info, may_be_zero=may_be_zero)
