@@ -133,6 +133,34 @@ def patches_command(
     )
 
 
+@command(app, "card")
+def card_command(
+    release: Annotated[Path, typer.Option(help="Folder of a run: releases/NAME/RUN.")],
+) -> Outcome:
+    """Render a run's card again; what people wrote outside its regions is kept."""
+    from flows.again import render_again
+
+    card = render_again(release)
+    files = [str(file) for file in card.files]
+    return Outcome(payload={"card": str(card.path), "files": files}, shown=[f"card: {card.path}"])
+
+
+@command(app, "publish")
+def publish_command(
+    release: Annotated[Path, typer.Option(help="Folder of a run: releases/NAME/RUN.")],
+) -> Outcome:
+    """Publish what a run released; publishing again changes nothing."""
+    from flows.again import publish_again
+    from flows.show import decision_tables
+
+    decision = publish_again(release)
+    return Outcome(
+        payload=decision.model_dump(mode="json"),
+        code=EXIT_CODES[decision.verdict],
+        shown=decision_tables(decision),
+    )
+
+
 @command(app, "deploy")
 def deploy_command() -> Outcome:
     """Register the deployments with the Prefect server that PREFECT_API_URL names."""

@@ -14,6 +14,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Card, Checkpoint, Endpoint, GateReport, Image, Record, Source
+from tasks.card.kept import NAME, KeptCard
 from tasks.card.material import CardMaterial, Sample, SampleRun
 from tasks.card.regions import renew
 from tasks.card.render import README, render_card
@@ -25,7 +26,7 @@ from tasks.hub.publish import bring_card
 from tasks.run import Run
 from tasks.serve.engines import serve, wait_ready
 from tasks.spec import SpeculationSpec
-from tasks.store import code_digest, key_of
+from tasks.store import code_digest, key_of, write_whole
 from tasks.task import holding_gpu
 
 CODE = ("tasks/card", "templates")
@@ -149,7 +150,8 @@ def write_card(
             comparisons=made["comparisons"],
         )
         card = render_card(material, folder)
-        return {"files": [str(file.relative_to(folder)) for file in card.files]}
+        files = [str(file.relative_to(folder)) for file in card.files]
+        return {"files": files, "material": material}
 
     entry = run.make("card", made, build)
     shutil.copytree(entry.files, run.folder, dirs_exist_ok=True)
@@ -160,7 +162,12 @@ def write_card(
         rendered = renew(path.read_bytes(), rendered, f"the README.md of {spec.publish.repo}")
     path.write_bytes(rendered)
     files = tuple(run.folder / name for name in entry.record["files"])
-    return Card(path=path, files=files, digest=entry.digest)
+    card = Card(path=path, files=files, digest=entry.digest)
+    material = CardMaterial.model_validate(entry.record["material"])
+    material = material.model_copy(update={"source": source, "checkpoint": checkpoint})
+    kept = KeptCard(card=card, material=material)
+    write_whole(run.folder / NAME, kept.model_dump_json(indent=2))
+    return card
 
 
 def environment() -> dict[str, Any]:

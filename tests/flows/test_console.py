@@ -80,6 +80,8 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
         ["patches", "--sglang", "absent-folder"],
         ["requant", "--source", "a", "--quantized", "b"],
         ["deploy"],
+        ["card", "--release", "absent-folder"],
+        ["publish", "--release", "absent-folder"],
     ],
     ids=" ".join,
 )

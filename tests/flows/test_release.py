@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.cli import app
+from flows.console import run
 from tests.flows.conftest import Start, finish
 
 STAGES = ["quantize", "requant", "gate-audit", "gate-smoke", "gate-gsm8k", "gate-acceptance"]
@@ -89,16 +92,49 @@ def test_a_second_run_reuses_every_stage_and_starts_no_engine(start: Start, tmp_
             assert (run / "gates" / report["records"]).is_file()
 
 
-def test_a_failed_threshold_rejects_and_publishes_nothing(start: Start, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_finished_run_is_rendered_and_published_again_from_its_folder(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decision = finish(start(), 0)
+    folder = tmp_path / "root/releases/demo" / decision["run"]
+    card = folder / "README.md"
+    before = card.read_text()
+    card.write_text(before + "\nA person's own words.\n")
+    assert run(app, ["card", "--release", str(folder), "--json"]) == 0
+    assert card.read_text() == before + "\nA person's own words.\n"
+    place = Path(decision["publication"]["location"])
+    shutil.rmtree(place)
+    capsys.readouterr()
+    assert run(app, ["publish", "--release", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["published"] is True
+    assert "A person's own words." in (place / "README.md").read_text()
+
+    weights = next(Path(decision["checkpoint"]).glob("*.safetensors"))
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert run(app, ["publish", "--release", str(folder), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "checkpoint-changed"
+
+
+def test_a_failed_threshold_rejects_and_publishes_nothing(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     decision = finish(start(gates__acceptance__min_accept="2.95"), 3)
     assert decision["verdict"] == "REJECTED"
     assert decision["published"] is False
     assert decision["publication"] is None
     assert decision["gates"]["acceptance"]["verdict"] == "FAIL"
     assert "acceptance FAIL" in decision["why"]
+    folder = tmp_path / "root/releases/demo" / decision["run"]
+    assert run(app, ["publish", "--release", str(folder), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["published"] is False
+    assert run(app, ["card", "--release", str(folder), "--json"]) == 2
     assert not (tmp_path / "published").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_publishes_nothing(start: Start, tmp_path: Path) -> None:
     decision = finish(start(publish__to="nowhere"), 0)
     assert (decision["verdict"], decision["published"]) == ("RELEASED", False)
