@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import Checkpoint, Endpoint, GateReport, Image, Source, Verdict
 from tasks.gates.acceptance import run_acceptance
-from tasks.gates.audit import audit, audit_report
+from tasks.gates.audit import Promise, audit, audit_report
 from tasks.gates.gsm8k import run_gsm8k
 from tasks.gates.smoke import run_smoke
 from tasks.progress import Progress
@@ -52,6 +52,7 @@ def audit_inputs(spec: ReleaseSpec, source: Source, checkpoint: str) -> dict[str
     """What decides the audit's report; `checkpoint` is a digest."""
     return {
         "gate": spec.gates.audit,
+        "promise": Promise.of(spec),
         "source": source.revision or source.digest,
         "checkpoint": checkpoint,
         "code": code_digest(*AUDIT_CODE),
@@ -72,7 +73,7 @@ def gate_audit(run: Run, source: Source, checkpoint: Checkpoint) -> GateReport:
 
     def measure(folder: Path, progress: Progress) -> GateReport:
         against = source.path if run.spec.gates.audit.against_source else None
-        result = audit(checkpoint.path, against, progress)
+        result = audit(checkpoint.path, against, progress, Promise.of(run.spec))
         return audit_report(result, run.spec.gates.audit)
 
     return _gate(run, "audit", audit_inputs(run.spec, source, checkpoint.digest), measure)

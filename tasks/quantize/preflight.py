@@ -80,7 +80,8 @@ def check_model(files: CheckpointFiles, architecture: Architecture) -> None:
         match = classify(architecture, name)
         fused = name.rpartition(".")[2] in architecture.fused_experts
         quantized = fused or (match is not None and not match.module_class.must_be_bf16)
-        if quantized and info.shape and info.shape[-1] % BLOCK:
+        inverse = name.endswith(".weight_scale_inv")  # of a block-128 FP8 draft head
+        if quantized and not inverse and info.shape and info.shape[-1] % BLOCK:
             raise BadInputError(
                 "source-shape",
                 f"{origin}: {name}: {info.shape[-1]} inputs are no multiple of {BLOCK}.",
