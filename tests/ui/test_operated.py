@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
 from flows.automations import SILENCE
+from tasks.hub.latest import source_stamp
+from tasks.spec import FolderSource
 from tests.ui.team import Team
 
 pytestmark = pytest.mark.browser
@@ -64,10 +67,11 @@ def test_watch_starts_nightly_on_what_is_new_and_only_then(team: Team) -> None:
         started: list[str] = [run["id"] for run in new if run["auto_scheduled"] is False]
         return started[0] if started else ""
 
-    look()
+    seen = {"source": source_stamp(FolderSource(path=Path("deployments/demo/model")))}
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    memory.write_text(json.dumps(seen))
     assert look() == "", "nothing is new"
-    held = json.loads(memory.read_text())
-    memory.write_text(json.dumps({**held, "source": "another"}))
+    memory.write_text(json.dumps({"source": "another"}))
     run = look()
     assert run, "a new source was seen"
     assert team.ended(run)["type"] == "COMPLETED"
