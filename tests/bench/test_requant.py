@@ -14,5 +14,4 @@ def test_the_real_size(tmp_path: Path) -> None:
     found = measure(256, tmp_path)
     print(f"\n{report(found)}")
     assert found["head_bytes"] > 1.6e9 and found["bytes_equal"]
-    assert found["times_faster"] >= 5
     assert found["whole"]["peak_anonymous"] < GIB
