@@ -230,6 +230,33 @@ def codes_packed_column_by_column(c: Copy) -> None:
     c.edit(f"{LAYER}.0.linear_attn.out_proj.weight", repack)
 
 
+@fault("scales-misaligned")
+def block_scales_shifted_by_a_row(c: Copy) -> None:
+    c.edit(f"{EXPERT}.2.down_proj.weight_scale", lambda a: np.roll(a, 1, axis=0))
+
+
+@fault("scales-misaligned")
+def block_scales_of_a_layer_shifted_by_one(c: Copy) -> None:
+    for name in c.names(within=f"{LAYER}.1."):
+        if name.endswith(".weight_scale"):
+            c.edit(name, lambda a: np.roll(a, 1, axis=-1))
+
+
+@fault("scales-misaligned")
+def draft_block_scales_shifted_by_one(c: Copy) -> None:
+    c.edit(f"{MTP}.self_attn.q_proj.weight_scale", lambda a: np.roll(a, -1, axis=-1))
+
+
+@fault("scales-misaligned")
+def block_scales_in_the_order_of_a_kernel(c: Copy) -> None:
+    def tiled(a: Array) -> Array:
+        rows, columns = a.shape
+        tiles = a.reshape(rows // 128, 4, 32, columns // 4, 4).transpose(0, 3, 2, 1, 4)
+        return np.ascontiguousarray(tiles).reshape(rows, columns)
+
+    c.edit(f"{LAYER}.0.linear_attn.in_proj_qkv.weight_scale", tiled)
+
+
 @fault("zero-weights")
 def all_zero_expert(c: Copy) -> None:
     for leaf in ("gate_proj", "up_proj", "down_proj"):
@@ -282,11 +309,6 @@ def two_experts_swapped(c: Copy) -> None:
 @fault("source-mismatch", needs_source=True)
 def nibbles_swapped(c: Copy) -> None:
     c.edit(f"{EXPERT}.2.down_proj.weight", lambda a: (a >> 4) | (a << 4))
-
-
-@fault("source-mismatch", needs_source=True)
-def block_scales_shifted_by_a_row(c: Copy) -> None:
-    c.edit(f"{EXPERT}.2.down_proj.weight_scale", lambda a: np.roll(a, 1, axis=0))
 
 
 @fault("source-mismatch", needs_source=True)

@@ -162,6 +162,11 @@ CODES: Mapping[str, Kind] = {
         "packed codes that no packer gives for the block scale beside them",
         _GARBAGE,
     ),
+    "scales-misaligned": Kind(
+        "values",
+        "block scales stand beside other blocks than their own",
+        "Every block is too loud or too quiet; a small model still answers almost as well.",
+    ),
     "zero-weights": Kind("values", "a whole weight is zero", "The module or expert is dead."),
     "duplicate-weights": Kind(
         "values", "two modules have the same bytes", "One of them computes the other's function."

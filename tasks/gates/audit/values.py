@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.checkpoint.files import CheckpointFiles, TensorInfo
+from tasks.gates.audit.alignment import misaligned
 from tasks.gates.audit.model import Model, Module
 from tasks.gates.audit.nvfp4 import BLOCK, MAGNITUDE, TOP, wrong_blocks
 from tasks.gates.audit.result import Findings
@@ -59,6 +60,9 @@ def look_at_packed(files: CheckpointFiles, module: Module) -> Looked:
             f" {first[1] * BLOCK}-{first[1] * BLOCK + BLOCK - 1}."
         )
         looked.found.append(("codes-mismatch", weight.name, what))
+    elif (where := misaligned(codes, bits)) is not None:
+        what = f"The scales that fit the codes stand {where}."
+        looked.found.append(("scales-misaligned", scale.name, what))
     looked.fingerprint = _fingerprint(codes, weight.shape)
     return looked
 
