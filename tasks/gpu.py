@@ -2,32 +2,23 @@
 
     <folder>/gpu-<uuid>.lock      held (flock) while a run uses that GPU; names its holder
 
-A lease on a server can be lost while its holder works on. This lock cannot: it lasts exactly as
-long as the process that took it, however that ends, and on a shared volume it holds across
-containers and machines.
+A lease on a server can be lost while its holder works on. This lock cannot (see `tasks.locks`).
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
 from tasks.errors import TransientError
+from tasks.locks import PATIENCE, HeldError, locked
 from tasks.progress import Progress, silent
 from tasks.spec import ReleaseSpec, ServeSpec
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
-PATIENCE = 24 * 3600.0
-"""Seconds to wait for a GPU that another run holds."""
-POLL = 1.0
 
 
 def visible_gpus(driver: Path = DRIVER) -> tuple[str, ...]:
@@ -80,44 +71,23 @@ def gpu_lock(
     Raises:
         TransientError: `gpu-busy`: still held after `patience`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + patience
     with ExitStack() as held:
         for gpu in sorted(gpus):
-            file = held.enter_context((folder / f"gpu-{_plain(gpu)}.lock").open("a+"))
-            _take(file, gpu, until, progress)
-            _sign(file, holder)
+            file = folder / f"gpu-{_plain(gpu)}.lock"
+            wait = _saying(progress, gpu)
+            try:
+                held.enter_context(locked(file, holder, patience=patience, waiting=wait))
+            except HeldError as error:
+                raise TransientError(
+                    "gpu-busy",
+                    f"Gave up waiting for GPU {gpu}, held by {error}.",
+                    "Let that run end, or cancel it.",
+                ) from None
         yield
 
 
-def _take(file: IO[str], gpu: str, until: float, progress: Progress) -> None:
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            words = f"waiting for GPU {gpu}, held by {_holder(file)}"
-        if time.monotonic() >= until:
-            raise TransientError("gpu-busy", f"Gave up {words}.", "Let that run end, or cancel it.")
-        progress(0.0, words)
-        time.sleep(POLL)
-
-
-def _sign(file: IO[str], holder: str) -> None:
-    file.seek(0)
-    file.truncate()
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    json.dump({"run": holder, "pid": os.getpid(), "since": since}, file)
-    file.flush()
-
-
-def _holder(file: IO[str]) -> str:
-    file.seek(0)
-    try:
-        signed = json.loads(file.read())
-        return f"run {signed['run']} (pid {signed['pid']}) since {signed['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "another run"
+def _saying(progress: Progress, gpu: str) -> Progress:
+    return lambda fraction, words: progress(fraction, f"waiting for GPU {gpu}, {words}")
 
 
 def _plain(gpu: str) -> str:

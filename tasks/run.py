@@ -85,7 +85,9 @@ class Run:
     ) -> Entry:
         """The stage's artifact from the store, built if need be, noted in the ledger."""
         started = time.monotonic()
-        entry = self.store.get_or_build(stage, inputs, build, resume=resume)
+        entry = self.store.get_or_build(
+            stage, inputs, build, resume=resume, holder=self.id, waiting=self.bar(stage)
+        )
         self.note(stage, time.monotonic() - started, reused=entry.reused)
         return entry
 

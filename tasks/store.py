@@ -5,21 +5,20 @@
     .quantgate/building/<stage>-<key>/          under construction
     .quantgate/locks/<stage>-<key>.lock         held (flock) while it is built
 
-An artifact is built beside the store and renamed into it, so what the store holds is whole. The
-kernel drops a flock with its holder, so a killed run never blocks the next one.
+An artifact is built beside the store and renamed into it, so what the store holds is whole. A lock
+falls with its holder, so a killed run never blocks the next one.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +28,9 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.artifacts import Record
 from tasks.checkpoint.manifest import Manifest, quick_faults, take_manifest
-from tasks.errors import QuantgateError
+from tasks.errors import QuantgateError, TransientError
+from tasks.locks import PATIENCE, HeldError, locked
+from tasks.progress import Progress, silent
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -82,17 +83,23 @@ class Store:
         build: Callable[[Path], Mapping[str, Any]],
         *,
         resume: bool = False,
+        holder: str = "",
+        waiting: Progress = silent,
+        patience: float = PATIENCE,
     ) -> Entry:
         """The artifact that these inputs made, built by `build(folder) -> record` if need be.
 
         With `resume`, `build` finds in its folder what a killed run left there; without, it
         starts from an empty one. A failed build leaves nothing behind unless it can resume.
+        What another run is building is waited for, `patience` seconds at most; `waiting` is told
+        who that is, and `holder` is what others are told of this one.
 
         Raises:
-            QuantgateError: another run builds the same artifact, or the disk is full.
+            TransientError: `store-busy`: another run is still building the same artifact.
+            QuantgateError: the disk is full.
         """
         key = key_of(inputs)
-        with self._locked(stage, key):
+        with self._locked(stage, key, holder, waiting, patience):
             found = self._read(self.home / "store" / stage / key)
             if found is not None:
                 return found
@@ -136,7 +143,7 @@ class Store:
         for folder in sorted((self.home / "building").glob("*")):
             stage, _, key = folder.name.rpartition("-")
             try:
-                with self._locked(stage, key):
+                with self._locked(stage, key, "store gc", silent, 0):
                     shutil.rmtree(folder, ignore_errors=True)
                     removed.append(folder.name)
             except QuantgateError:
@@ -209,18 +216,19 @@ class Store:
         shutil.rmtree(aside, ignore_errors=True)
 
     @contextmanager
-    def _locked(self, stage: str, key: str) -> Iterator[None]:
-        lock = self.home / "locks" / f"{stage}-{key}.lock"
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with lock.open("w") as held:
+    def _locked(
+        self, stage: str, key: str, holder: str, waiting: Progress, patience: float
+    ) -> Iterator[None]:
+        file = self.home / "locks" / f"{stage}-{key}.lock"
+        with ExitStack() as held:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise QuantgateError(
+                held.enter_context(locked(file, holder, patience=patience, waiting=waiting))
+            except HeldError as error:
+                raise TransientError(
                     "store-busy",
-                    f"Another run is making {stage} {key[:12]} in {self.home}.",
+                    f"{stage} {key[:12]} in {self.home} is being made by {error}.",
                     "Wait for it, or give this run its own --root.",
-                ) from error
+                ) from None
             yield
 
 

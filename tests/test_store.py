@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tasks.errors import QuantgateError
+from tasks.errors import QuantgateError, TransientError
 from tasks.store import PROJECT, Store, code_digest, key_of
 
 INPUTS = {"source": "abc", "n": 1}
@@ -113,6 +115,27 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path) -> None:
     assert caught.value.code == "no-space"
 
 
+def test_what_another_run_is_making_is_waited_for_and_then_reused(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def build(folder: Path) -> dict[str, int]:
+        begun.set()
+        assert go_on.wait(30)
+        return write_one(folder)
+
+    def waiting(fraction: float, words: str) -> None:
+        assert "held by run first" in words
+        go_on.set()
+
+    store = Store(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(store.get_or_build, "quantize", INPUTS, build, holder="first")
+        assert begun.wait(30)
+        second = store.get_or_build("quantize", INPUTS, refuse, waiting=waiting)
+        assert not first.result().reused
+    assert second.reused and second.record == {"answer": 42}
+
+
 KILLED = """
 import os, sys, time
 from pathlib import Path
@@ -121,7 +144,7 @@ def build(folder):
     (folder / "half").write_text("half")
     print("building", flush=True)
     time.sleep(60)
-Store(Path(sys.argv[1])).get_or_build("quantize", {"a": 1}, build)
+Store(Path(sys.argv[1])).get_or_build("quantize", {"a": 1}, build, holder="first")
 """
 
 
@@ -135,9 +158,21 @@ def test_kill_9_in_the_middle_blocks_nobody_and_leaves_no_half(tmp_path: Path) -
     assert child.stdout is not None
     assert child.stdout.readline().strip() == "building"
     store = Store(tmp_path)
-    with pytest.raises(QuantgateError, match="Another run") as caught:
-        store.get_or_build("quantize", {"a": 1}, write_one)
+    told: list[str] = []
+
+    def hear(fraction: float, words: str) -> None:
+        told.append(words)
+
+    with pytest.raises(TransientError, match="made by run first") as caught:
+        store.get_or_build(
+            "quantize",
+            {"a": 1},
+            write_one,
+            patience=0.1,
+            waiting=lambda _, words: told.append(words),
+        )
     assert caught.value.code == "store-busy"
+    assert told and "held by run" in told[0]
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert store.find("quantize", {"a": 1}) is None
