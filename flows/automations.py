@@ -1,4 +1,4 @@
-"""What the server does by itself: tell people (off until someone wants it), end zombie runs."""
+"""What the server does by itself: tell people (off until someone wants it), end dead runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ HEARTBEAT = timedelta(minutes=3)
 """How often a run says that it lives (Prefect's default)."""
 SILENCE = 5 * HEARTBEAT
 """After this long without a sign a run is taken for dead: longer than a restart of the server."""
+UNBORN = timedelta(hours=2)
+"""Longer than a host needs to pull an image of tens of gigabytes."""
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 OUTCOMES = {"quantgate.release.published", "quantgate.release.rejected"}
 OUTCOMES |= {"quantgate.release.inconclusive", "quantgate.gate.failed"}
@@ -26,7 +28,7 @@ OUTCOMES |= {"quantgate.release.inconclusive", "quantgate.gate.failed"}
 
 def ensure_automations(client: SyncPrefectClient) -> list[str]:
     """Create the automations that are missing; those that are there stay as people left them."""
-    wanted = (notify(_ensure_block(client)), end_zombies())
+    wanted = (notify(_ensure_block(client)), end_zombies(), end_unborn())
     created = []
     for automation in wanted:
         if not client.read_automations_by_name(automation.name):
@@ -77,6 +79,28 @@ def end_zombies() -> AutomationCore:
         ),
         actions=[
             ChangeFlowRunState(state=StateType.CRASHED, message=f"No sign of life for {SILENCE}.")
+        ],
+    )
+
+
+def end_unborn() -> AutomationCore:
+    """A run whose worker was stopped just after taking it would stay Pending for ever."""
+    return AutomationCore(
+        name="quantgate: end runs that never start",
+        description=f"A run that is Pending for {UNBORN} is marked Crashed.",
+        enabled=True,
+        trigger=EventTrigger(
+            after={"prefect.flow-run.Pending"},
+            expect={f"prefect.flow-run.{state}" for state in ("Running", "Scheduled", *ENDS)},
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            match_related={"prefect.resource.role": "tag", "prefect.resource.id": TAG},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=UNBORN,
+        ),
+        actions=[
+            ChangeFlowRunState(state=StateType.CRASHED, message=f"Did not start within {UNBORN}.")
         ],
     )
 

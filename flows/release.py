@@ -11,6 +11,7 @@ from prefect import flow, runtime
 
 from flows.approval import ask_person
 from flows.bars import bars
+from flows.dead import living, report_dead_runs
 from flows.decide import Basis, Decision, judge
 from flows.hooks import remember, show_failure, stop_its_engines
 from flows.measure import Served, measure_on_one_engine
@@ -68,13 +69,15 @@ def release(spec: ReleaseSpec, root: Path | None = None, only_if_changed: bool =
     root = root or default_root()
     preflight(spec, root)
     cleanup_leftovers(root)
+    report_dead_runs(root)
     with bars() as bar:
         run = Run.start(spec, root, bar)
-        remember(run)
-        source = _checked_source(run)
-        basis = basis_of(run, source, refresh=only_if_changed)
-        decision = unchanged(run, basis) if only_if_changed else None
-        decision = decision or _carry_out(run, source, basis)
+        with living(run):
+            remember(run)
+            source = _checked_source(run)
+            basis = basis_of(run, source, refresh=only_if_changed)
+            decision = unchanged(run, basis) if only_if_changed else None
+            decision = decision or _carry_out(run, source, basis)
     write_whole(run.folder / "decision.json", decision.model_dump_json(indent=2))
     tell_decision(decision, run)
     return state_of(decision)

@@ -15,7 +15,7 @@ import pytest
 
 from tasks.run import Run
 from tasks.store import PROJECT
-from tests.servers.prefect import prefect_server
+from tests.servers.prefect import PrefectServer, running
 
 DEMO = "deployments/demo/release.yaml"
 QUICK = {
@@ -31,8 +31,9 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
-        yield url
+    server = PrefectServer(tmp_path_factory.mktemp("prefect"))
+    with running(server):
+        yield server.api
 
 
 @pytest.fixture

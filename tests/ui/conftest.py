@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import pytest
 
 from tasks.artifacts import Checkpoint
 from tasks.run import Run
-from tests.servers.prefect import prefect_server
+from tests.servers.prefect import PrefectServer, prefect_worker, running
 from tests.ui.team import Team
 
 QUICK: dict[str, Any] = {
@@ -53,8 +50,10 @@ def team(
     shipped = Path("tasks/gates/data/acceptance.jsonl").read_text().splitlines(keepends=True)
     prompts.write_text("".join(shipped[::10]))
     (folder / "server").mkdir()
-    with prefect_server(folder / "server") as api:
-        made = Team(api=api, root=root)
+    server = PrefectServer(folder / "server")
+    worker = prefect_worker(server.api, folder, root)
+    with running(server):
+        made = Team(api=server.api, root=root, server=server, worker=worker)
         made.deploy()
         made.pause_schedule("watch/watch")
         quick = {
@@ -64,38 +63,8 @@ def team(
         }
         for name in ("manual", "nightly"):
             made.preset(name, quick)
-        with _worker(api, folder, root):
+        with running(worker):
             yield made
-
-
-@contextmanager
-def _worker(api: str, folder: Path, root: Path) -> Iterator[None]:
-    environment = {
-        **os.environ,
-        "PREFECT_HOME": str(folder / "worker"),
-        "PREFECT_API_URL": api,
-        "PREFECT_WORKER_QUERY_SECONDS": "2",
-        "QUANTGATE_ROOT": str(root),
-        "OMP_NUM_THREADS": "1",
-    }
-    with (folder / "worker.log").open("w") as log:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "worker", "start", "--pool", "quantgate"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-        yield
-    finally:
-        worker.terminate()
-        try:
-            worker.wait(60)
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            worker.wait()
 
 
 @pytest.fixture(scope="session")

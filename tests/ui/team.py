@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 import httpx
 import psutil
 
+from flows.automations import BLOCK
 from tasks.store import PROJECT
+from tests.servers.service import Service
 
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
 
@@ -25,6 +29,8 @@ class Team:
 
     api: str
     root: Path
+    server: Service
+    worker: Service
 
     def deploy(self) -> list[str]:
         """`quantgate deploy`, as a person calls it; the deployments that it names."""
@@ -133,6 +139,34 @@ class Team:
             for process in psutil.process_iter(["cmdline"])
             if any(str(self.root) in word for word in process.info["cmdline"] or ())
         ]
+
+    def until_an_engine_runs(self, seconds: float = 240) -> None:
+        """Wait for the first process of `engines`."""
+        deadline = time.monotonic() + seconds
+        while not self.engines():
+            assert time.monotonic() < deadline, f"no engine within {seconds} s"
+            time.sleep(0.2)
+
+    def until_no_engine_runs(self, seconds: float) -> None:
+        """Wait until the last process of `engines` has ended."""
+        deadline = time.monotonic() + seconds
+        while left := self.engines():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+
+    @contextmanager
+    def telling(self, url: str) -> Iterator[None]:
+        """Switch notifications on, as a person does in the UI: the block's address first."""
+        [block] = [b for b in self.post("block_documents/filter", {}) if b["name"] == BLOCK]
+        body = {"data": {"url": url}, "merge_existing_data": True}
+        self._asked("PATCH", f"block_documents/{block['id']}", body)
+        named = {item["name"]: item["id"] for item in self.post("automations/filter", {})}
+        automation = f"automations/{named['quantgate: tell people']}"
+        self._asked("PATCH", automation, {"enabled": True})
+        try:
+            yield
+        finally:
+            self._asked("PATCH", automation, {"enabled": False})
 
     def flow_process(self, run: str) -> psutil.Process | None:
         """The process that runs a flow run."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import Queue
 
 import httpx
 import psutil
@@ -14,6 +16,7 @@ import pytest
 from flows.automations import SILENCE
 from tasks.hub.latest import source_stamp
 from tasks.spec import FolderSource
+from tests.servers.http import Answer, HttpServer
 from tests.ui.team import Team
 
 pytestmark = pytest.mark.browser
@@ -83,18 +86,73 @@ def test_watch_starts_nightly_on_what_is_new_and_only_then(team: Team) -> None:
 @pytest.mark.timeout(600)
 def test_a_killed_run_takes_its_engine_along_and_ends_crashed(team: Team) -> None:
     run = team.start("release/manual", {"gates.gsm8k.seed": 2})
-    deadline = time.monotonic() + 240
-    while not team.engines():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    team.until_an_engine_runs()
     process = team.flow_process(run)
     assert process is not None
     process.kill()
-    killed = time.monotonic()
-    while team.engines():
-        assert time.monotonic() - killed < 30, team.engines()
-        time.sleep(0.2)
+    team.until_no_engine_runs(30)
     assert team.ended(run, 60)["type"] == "CRASHED"
+
+
+@pytest.mark.timeout(600)
+def test_a_worker_that_is_told_to_stop_takes_its_runs_along(team: Team) -> None:
+    run = team.start("release/manual", {"gates.gsm8k.seed": 3})
+    team.until_an_engine_runs()
+    team.worker.stop(signal.SIGTERM)
+    team.until_no_engine_runs(30)
+    team.worker.start()
+    again = team.start("release/manual", {"gates.gsm8k.seed": 3})
+    assert team.ended(again)["name"] == "RELEASED"
+    assert team.ended(run, 0.1)["type"] in {"CRASHED", "CANCELLED"}
+
+
+@pytest.mark.timeout(600)
+def test_a_server_that_is_started_again_costs_no_release(team: Team) -> None:
+    settings = {"gates.gsm8k.seed": 4}
+    run = team.start("release/manual", settings)
+    team.until_an_engine_runs()
+    team.server.stop(signal.SIGKILL)
+    time.sleep(5)
+    team.server.start()
+    state = team.ended(run)
+    team.until_no_engine_runs(30)
+    if state["name"] != "RELEASED":
+        state = team.ended(team.start("release/manual", settings))
+    assert state["name"] == "RELEASED", state
+
+
+@pytest.mark.timeout(600)
+def test_nobody_in_time_publishes_nothing_and_the_next_run_asks_again(
+    team: Team, tmp_path: Path
+) -> None:
+    asked = {
+        "gates.gsm8k.seed": 3,
+        "publish.approval.ask": True,
+        "publish.approval.timeout": 2,
+        "publish.folder": str(tmp_path / "out"),
+    }
+    for _ in range(2):
+        run = team.start("release/manual", asked)
+        state = team.ended(run)
+        assert state["name"] == "INCONCLUSIVE", state
+        assert "nobody approved within 2 s; not published" in state["message"]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.timeout(600)
+def test_people_are_told_how_a_release_ended_once_they_want_it(team: Team) -> None:
+    told: Queue[dict[str, str]] = Queue()
+
+    async def listen(method: str, path: str, body: bytes) -> Answer:
+        told.put(json.loads(body))
+        return Answer(b"{}")
+
+    with HttpServer(listen) as listener, team.telling(f"{listener.url}/hook"):
+        run = team.start("release/manual", {"gates.gsm8k.seed": 3})
+        assert team.ended(run)["name"] == "RELEASED"
+        while "quantgate.release.published" not in (message := told.get(timeout=60))["subject"]:
+            assert "demo: quantgate." in message["subject"]
+    assert "passed" in message["text"]
 
 
 def test_zombies_are_ended_only_after_a_safe_time(team: Team) -> None:
