@@ -1,5 +1,6 @@
 # make demo: a whole release on a laptop. make test, make lint, make bench: for those who change it.
-# Each sets up what it needs: Python 3.11 or newer, git and make are enough.
+# Each sets up what it needs: Python 3.11 or newer, git and make are enough. Options for the demo's
+# release: make demo ARGS="--set publish.to=hub".
 PYTHON ?= python3.11
 VENV ?= .venv
 # One build of torch for everyone, so that pip does not choose between CPU and CUDA builds.
@@ -12,7 +13,7 @@ export DO_NOT_TRACK ?= 1
 .PHONY: demo test test-services lint bench setup clean
 
 demo: setup
-	$(BIN)/quantgate release deployments/demo/release.yaml
+	$(BIN)/quantgate release deployments/demo/release.yaml $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest -m "not long and not gpu and not docker and not browser and not slow"

@@ -115,6 +115,30 @@ class CalibrationSpec(Part):
         return self
 
 
+class LaunchSpec(Part):
+    """How many processes calibrate together; the scales are those of one."""
+
+    processes: int = Field(
+        default=1, ge=1, le=64, description="Processes on each node, one a GPU; 1: no torchrun"
+    )
+    nodes: int = Field(default=1, ge=1, le=1024, description="Nodes that calibrate together")
+    address: str | None = Field(
+        default=None,
+        description="host:port of the first node, where the run is and the others join",
+        pattern=r"^[\w.-]+:\d{1,5}$",
+    )
+    shard: Literal["replicate", "fsdp2"] = Field(
+        default="replicate",
+        description="replicate: each process holds the model; fsdp2: each holds a part of it",
+    )
+
+    @model_validator(mode="after")
+    def _address_for_nodes(self) -> LaunchSpec:
+        if self.nodes > 1 and self.address is None:
+            raise ValueError("several nodes need the first one's `address` (host:port)")
+        return self
+
+
 class QuantizeSpec(Part):
     """Source -> NVFP4 checkpoint, with NVIDIA ModelOpt."""
 
@@ -124,6 +148,7 @@ class QuantizeSpec(Part):
     )
     calibration: CalibrationSpec
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to calibrate")
+    launch: LaunchSpec = LaunchSpec()
     exclude: tuple[str, ...] = Field(
         default=(), description="More modules to leave BF16 (wildcards), beyond vision and router"
     )

@@ -22,6 +22,7 @@ SECTIONS: tuple[tuple[str, type[Part]], ...] = (
     ("source (at: folder)", spec.FolderSource),
     ("quantize", spec.QuantizeSpec),
     ("quantize.calibration", spec.CalibrationSpec),
+    ("quantize.launch", spec.LaunchSpec),
     ("draft", spec.DraftSpec),
     ("image", spec.ImageSpec),
     ("serve", spec.ServeSpec),

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from flows.recipes import fill_in, recipes
-from tasks.spec import ReleaseSpec
+from tasks.quantize.task import torchrun
+from tasks.spec import LaunchSpec, ReleaseSpec
 
 HERE = Path("deployments")
 
@@ -69,6 +70,22 @@ def test_kubernetes_runs_get_gpu_volume_and_secret() -> None:
     claims = [part for part in in_cluster if part["kind"] == "PersistentVolumeClaim"]
     default = template["variables"]["properties"]["volume_claim"]["default"]
     assert [claim["metadata"]["name"] for claim in claims] == [default]
+
+
+def test_the_other_nodes_of_a_calibration_join_where_the_run_listens() -> None:
+    parts = yaml.safe_load_all((HERE / "kubernetes" / "calibrate.yaml").read_text())
+    service, job = {part["kind"]: part for part in parts}.values()
+    template = json.loads((HERE / "kubernetes" / "base-job-template.json").read_text())
+    pod = template["job_configuration"]["job_manifest"]["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    [command] = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    name, [port] = service["metadata"]["name"], service["spec"]["ports"]
+    nodes = job["spec"]["completions"] + 1
+    launch = LaunchSpec(nodes=nodes, address=f"{name}:{port['port']}")
+    ours = torchrun(launch)
+    for option in ("--nnodes", "--master-addr", "--master-port", "--nproc-per-node"):
+        assert f"{option} {ours[ours.index(option) + 1]}" in command
+    assert command.endswith("-m tasks.quantize.join")
 
 
 def test_every_shipped_release_is_a_deployment_with_all_its_values_in_the_form() -> None:

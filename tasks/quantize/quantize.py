@@ -7,9 +7,10 @@ import sys
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from modelopt.torch.utils.distributed import fsdp2_wrap
 
 from tasks.architectures import Architecture, architecture_of
 from tasks.artifacts import CalibrationRecord, Checkpoint, QuantizationRecord, Source
@@ -22,6 +23,7 @@ from tasks.quantize.exclude import excluded_modules
 from tasks.quantize.export import carry_over, pin_config, strip_stale_experts, verify_export
 from tasks.quantize.packages import device_name, versions
 from tasks.quantize.preflight import check_model
+from tasks.quantize.ranks import Ranks, joined
 from tasks.spec import CalibrationSpec, QuantizeSpec
 
 SHARD = "4GB"
@@ -29,10 +31,20 @@ SMALL = 256 * 2**20
 """Bytes of weights under which one thread computes fastest."""
 
 
+class Order(NamedTuple):
+    """What is to be quantized, how, and where to."""
+
+    source: Source
+    spec: QuantizeSpec
+    out: Path
+
+
 def quantize(
     source: Source, spec: QuantizeSpec, out: Path, progress: Progress = silent
-) -> Checkpoint:
+) -> Checkpoint | None:
     """Quantize `source` as `spec` says into `out`, an existing empty folder.
+
+    Started by torchrun, all its processes calibrate together.
 
     Args:
         source: the BF16 model.
@@ -41,25 +53,45 @@ def quantize(
         progress: told how far it is.
 
     Returns:
-        The checkpoint with what was really run; its draft head is still missing.
+        The checkpoint with what was really run; its draft head is still missing. None on all
+        ranks but the first.
 
     Raises:
         BadInputError: no such device, calibration text or model; before any weight is loaded.
         QuantgateError: the export does not hold what the recipe promises.
     """
+    with joined() as ranks:
+        order = ranks.share(Order(source, spec, out))
+        return quantize_together(ranks, order, progress if ranks.leads else silent)
+
+
+def quantize_together(ranks: Ranks, order: Order, progress: Progress = silent) -> Checkpoint | None:
+    """One process's share of `quantize`."""
+    source, spec, out = order
     files = CheckpointFiles.open(source.path, as_source=True)
     architecture = architecture_of(files.config, str(source.path / "config.json"))
     check_model(files, architecture)
     excluded = excluded_modules(architecture, files.config, spec.qformat, spec.exclude)
-    device = pick_device(spec.device)
+    device = ranks.device(pick_device(spec.device))
     rows = read_rows(spec.calibration)
     progress(0.0, "loading the source")
-    tokenizer, model = load_model(source.path, device, small(files))
+    sharded = ranks.size > 1 and spec.launch.shard == "fsdp2"
+    tokenizer, model = load_model(
+        source.path, torch.device("cpu") if sharded else device, small(files)
+    )
     with redirect_stdout(sys.stderr):
-        calibration = _calibrate(model, tokenizer, rows, spec, architecture, excluded, progress)
+        if sharded:
+            fsdp2_wrap(model)
+        calibration = _calibrate(
+            model, tokenizer, rows, spec, architecture, excluded, ranks, device, progress
+        )
         progress(0.8, "exporting")
-        _export(model, out)
+        if sharded or ranks.leads:
+            _export(model, out)
+        ranks.wait()
     del model
+    if not ranks.leads:
+        return None
     carry_over(files, out)
     pin_config(files.config, out)
     strip_stale_experts(out, architecture)
@@ -108,7 +140,7 @@ def load_model(path: Path, device: torch.device, small: bool) -> tuple[Any, Any]
 
     if device.type == "cpu":
         torch.set_num_threads(1 if small else os.cpu_count() or 1)
-    several = device.type == "cuda" and torch.cuda.device_count() > 1
+    several = device == torch.device("cuda") and torch.cuda.device_count() > 1
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     model, info = AutoModelForImageTextToText.from_pretrained(
         path,
@@ -135,6 +167,7 @@ def calibration_record(
     ids: list[list[list[int]]],
     device: torch.device,
     started: datetime,
+    processes: int = 1,
 ) -> CalibrationRecord:
     """What was run through the model, now that it was."""
     flat = [row for batch in ids for row in batch]
@@ -147,6 +180,7 @@ def calibration_record(
         batch_size=spec.batch_size,
         seed=spec.seed,
         device=device_name(device),
+        processes=processes,
         started=started,
         ended=datetime.now(UTC),
         packages=versions(),
@@ -165,6 +199,8 @@ def _calibrate(
     spec: QuantizeSpec,
     architecture: Architecture,
     excluded: frozenset[str],
+    ranks: Ranks,
+    device: torch.device,
     progress: Progress,
 ) -> CalibrationRecord:
     import modelopt.torch.quantization as mtq
@@ -173,23 +209,23 @@ def _calibrate(
 
     text = spec.calibration
     ids = batches(tokenize(rows.rows, tokenizer, text.sequence_length), text.batch_size)
+    mine = ranks.part(ids)
     started = datetime.now(UTC)
-    device = model.device
 
     def run(calibrated: Any) -> None:
-        with torch.inference_mode():
-            for number, batch in enumerate(ids):
-                progress(0.2 + 0.6 * number / len(ids), f"calibrating, batch {number + 1}")
+        with torch.no_grad():
+            for number, batch in enumerate(mine):
+                progress(0.2 + 0.6 * number / len(mine), f"calibrating, batch {number + 1}")
                 calibrated(input_ids=torch.tensor(batch, device=device), use_cache=False)
 
     config = quant_config(architecture, spec.qformat, spec.kv_cache, excluded)
     torch.manual_seed(text.seed)
     mtq.quantize(model, config, run)
-    return calibration_record(rows, text, ids, device, started)
+    return calibration_record(rows, text, ids, device, started, ranks.size)
 
 
 def _export(model: Any, out: Path) -> None:
     from modelopt.torch.export import export_hf_checkpoint
 
-    with torch.inference_mode():
+    with torch.no_grad():
         export_hf_checkpoint(model, export_dir=out, max_shard_size=SHARD)

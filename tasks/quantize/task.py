@@ -12,7 +12,7 @@ from tasks.artifacts import Checkpoint, Source
 from tasks.child import call_in_child
 from tasks.gpu import quantizes_on_gpu
 from tasks.run import Run
-from tasks.spec import ReleaseSpec
+from tasks.spec import LaunchSpec, ReleaseSpec
 from tasks.store import Entry, code_digest, file_digest
 from tasks.task import holding_gpu, watched
 
@@ -29,7 +29,7 @@ def quantize_inputs(spec: ReleaseSpec, source: Source) -> dict[str, Any]:
     calibration = spec.quantize.calibration
     return {
         "source": source.revision or source.digest,
-        "quantize": spec.quantize,
+        "quantize": spec.quantize.model_dump(mode="json", exclude={"launch"}),
         "rows": file_digest(calibration.file),
         "code": code_digest(*CODE),
     }
@@ -46,10 +46,23 @@ def quantize_checkpoint(run: Run, source: Source) -> Checkpoint:
                 {"source": source, "spec": run.spec.quantize, "out": folder},
                 run.log("quantize"),
                 watched(run, "quantize"),
+                torchrun(run.spec.quantize.launch),
             )
         return dict(made)
 
     return checkpoint_of(run.make("quantize", quantize_inputs(run.spec, source), build))
+
+
+def torchrun(launch: LaunchSpec) -> tuple[str, ...]:
+    """Arguments of Python that start a module in every process of this node; none for one."""
+    if launch.processes * launch.nodes == 1:
+        return ()
+    where: tuple[str, ...] = ("--standalone",)
+    if launch.nodes > 1:
+        host, _, port = (launch.address or "").partition(":")
+        where = ("--nnodes", str(launch.nodes), "--node-rank", "0")
+        where += ("--master-addr", host, "--master-port", port)
+    return ("-m", "torch.distributed.run", *where, "--nproc-per-node", str(launch.processes))
 
 
 def checkpoint_of(entry: Entry) -> Checkpoint:

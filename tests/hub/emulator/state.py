@@ -40,7 +40,7 @@ class User:
 
 
 USERS = {
-    "hf_writer": User("alice", "write", {"org": "write", "readers": "read"}),
+    "hf_writer": User("alice", "write", {"org": "write", "quantgate": "write", "readers": "read"}),
     "hf_reader": User("alice", "read", {"org": "write"}),
     "hf_other": User("bob", "write", {"org": "write"}),
 }
