@@ -150,6 +150,9 @@ def acceptance_command(
     concurrency: Concurrency = 16,
     max_tokens: Annotated[int, typer.Option(help="Tokens an answer, at most.")] = 512,
     timeout: Timeout = 900,
+    feed: Annotated[
+        Path | None, typer.Option(help="records.jsonl of a GSM8K run: judged, nothing asked.")
+    ] = None,
     out: Out = None,
     resume: Resume = None,
 ) -> Outcome:
@@ -157,6 +160,7 @@ def acceptance_command(
     from tasks.gates.acceptance import run_acceptance
 
     _readable("--prompts", prompts)
+    _readable("--feed", feed)
     gate = _options(
         AcceptanceGate,
         min_accept=min_accept,
@@ -169,7 +173,7 @@ def acceptance_command(
     speculation = _speculation(num_steps or draft_tokens - 1, draft_tokens)
 
     def measure(endpoint: Endpoint, folder: Path, progress: Progress) -> GateReport:
-        return run_acceptance(endpoint, gate, speculation, folder, progress)
+        return run_acceptance(endpoint, gate, speculation, folder, progress, feed=feed)
 
     return _gate("acceptance", _endpoint(url, engine, model, log, checkpoint), out, resume, measure)
 
