@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows.approval import check_askable
 from tasks.errors import BadInputError
+from tasks.gates.paired import check_baseline
 from tasks.hub.publish import preflight_publish
 from tasks.quantize.preflight import check_source
 from tasks.spec import FolderSource, ReleaseSpec
@@ -22,6 +23,7 @@ def preflight(spec: ReleaseSpec, root: Path) -> None:
     gates = spec.gates
     _check_file("gates.smoke.prompts", gates.smoke.prompts)
     _check_file("gates.gsm8k.data", gates.gsm8k.data)
+    check_baseline(gates.gsm8k.baseline)
     if gates.acceptance is not None:
         _check_file("gates.acceptance.prompts", gates.acceptance.prompts)
     check_askable(spec.publish.approval)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tasks.errors import BadInputError
 from tasks.form import allow_other_keys, field_title, part_title, without_part_defaults
@@ -16,6 +24,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Confidence = Annotated[float, Field(gt=0.5, lt=1)]
 Engine = Literal["sglang", "vllm", "reference"]
 QFormat = Literal["nvfp4", "nvfp4_mlp_only", "nvfp4_experts_only"]
+Words = Annotated[str, Field(pattern=r"\S")]
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+REPO = rf"^{_NAME}/{_NAME}$"
+"""namespace/name as the Hub spells it; `..` would lead out of the folder of a folder target."""
+TAG = rf"^{_NAME}$"
+SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY)$")
 
 
 class Part(BaseModel):
@@ -75,7 +90,7 @@ class HubSource(OfSource):
     at: Literal["hub"] = Field(
         default="hub", description="`hub`: correct it when you change the tab"
     )
-    repo: str = Field(description="E.g. Qwen/Qwen3.6-35B-A3B", pattern=r"^[\w.-]+/[\w.-]+$")
+    repo: str = Field(description="E.g. Qwen/Qwen3.6-35B-A3B", pattern=REPO)
     revision: str = Field(default="main", description="Branch, tag or commit; resolved once a run")
 
 
@@ -88,6 +103,7 @@ class FolderSource(OfSource):
     path: Path = Field(description="Folder with config.json and safetensors files")
     repo: str | None = Field(
         default=None,
+        pattern=REPO,
         description="Hub repository that the card names as base model, where there is one",
     )
 
@@ -252,6 +268,14 @@ class ServeSpec(Part):
     env: dict[str, str] = Field(default_factory=dict, description="Environment; never a token")
     ready_timeout: float = Field(default=1800, gt=0, description="Seconds until it must be ready")
 
+    @field_validator("env")
+    @classmethod
+    def _holds_no_secret(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if SECRET.search(name.upper()) or value.startswith("hf_"):
+                raise ValueError(f"{name} looks like a secret, and the spec is published")
+        return env
+
 
 class AuditGate(Part):
     """Files only: structure, coverage, values, metadata."""
@@ -315,6 +339,24 @@ class Gsm8kGate(Part):
         description="User message; {question} stands for the problem",
     )
 
+    @field_validator("prompt")
+    @classmethod
+    def _asks_the_question(cls, prompt: str) -> str:
+        marks = ("first problem", "second problem")
+        try:
+            asked = [prompt.format(question=mark) for mark in marks]
+        except (LookupError, ValueError, AttributeError) as error:
+            raise ValueError("only {question} may stand in braces; write {{ and }}") from error
+        if any(mark not in text for mark, text in zip(marks, asked, strict=True)):
+            raise ValueError("holds no {question}")
+        return prompt
+
+    @model_validator(mode="after")
+    def _has_what_it_compares_with(self) -> Gsm8kGate:
+        if self.rule == "non-inferior" and self.baseline is None:
+            raise ValueError("rule: `non-inferior` needs a baseline")
+        return self
+
 
 class AcceptanceGate(Part):
     """How many draft tokens the model accepts, under load."""
@@ -360,7 +402,7 @@ class CardSpec(Part):
         default_factory=dict, description="Sampling recommended for use; unset: generation config"
     )
     samples: int = Field(default=2, ge=0, le=8, description="Before/after samples on the card")
-    not_measured: dict[str, str] = Field(
+    not_measured: dict[str, Words] = Field(
         default_factory=dict, description="What was not measured -> the reason printed on the card"
     )
 
@@ -378,11 +420,13 @@ class PublishSpec(Part):
     to: Literal["folder", "hub", "nowhere"] = Field(
         default="folder", description="nowhere: a dry run, gates only"
     )
-    repo: str = Field(description="namespace/name of the release", pattern=r"^[\w.-]+/[\w.-]+$")
+    repo: str = Field(description="namespace/name of the release", pattern=REPO)
     folder: Path = Field(default=Path("published"), description="Parent folder of a folder target")
     private: bool = Field(default=False, description="Keep the Hub repository private")
     pull_request: bool = Field(default=False, description="Open a pull request instead of main")
-    tag: str | None = Field(default=None, description="Tag of the release; unset: the next vN")
+    tag: str | None = Field(
+        default=None, pattern=TAG, description="Tag of the release; unset: the next vN"
+    )
     approval: ApprovalSpec = ApprovalSpec()
 
 

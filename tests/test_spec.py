@@ -48,6 +48,40 @@ def test_a_threshold_out_of_range_is_named() -> None:
     assert "gates.gsm8k.min_accuracy" in refused(DEMO, gates__gsm8k__min_accuracy=1.01)
 
 
+@pytest.mark.parametrize("repo", ["../x", "a/..", "../..", "./.", "-a/b", "a b/c", "a/b/c", "a"])
+def test_a_repository_name_leads_nowhere_else(repo: str) -> None:
+    assert "publish.repo" in refused(DEMO, publish__repo=repo)
+    assert "source.folder.repo" in refused(DEMO, source__repo=repo)
+
+
+@pytest.mark.parametrize("prompt", ["Solve it.", "{questions}", "{question} {", "{{question}}"])
+def test_a_prompt_that_does_not_ask_the_question_is_refused(prompt: str) -> None:
+    assert "gates.gsm8k.prompt" in refused(DEMO, gates__gsm8k__prompt=prompt)
+
+
+def test_the_paired_rule_needs_something_to_pair_with() -> None:
+    assert "needs a baseline" in refused(DEMO, gates__gsm8k__rule="non-inferior")
+
+
+@pytest.mark.parametrize(
+    "env", [{"HF_TOKEN": "x"}, {"MY_API_KEY": "x"}, {"OTHER": "hf_abc"}], ids=str
+)
+def test_a_secret_is_refused_because_the_spec_is_published(env: dict[str, str]) -> None:
+    assert "looks like a secret" in refused(DEMO, serve__env=env)
+
+
+def test_settings_that_only_sound_like_a_secret_are_not() -> None:
+    assert load_spec(DEMO, {"serve.env": {"MAX_TOKENS": "8"}}).serve.env == {"MAX_TOKENS": "8"}
+
+
+def test_what_was_not_measured_needs_a_reason() -> None:
+    assert "card.not_measured" in refused(DEMO, card__not_measured={"gates.smoke": " "})
+
+
+def test_a_tag_that_no_repository_takes_is_refused() -> None:
+    assert "publish.tag" in refused(DEMO, publish__tag="-v 1")
+
+
 def test_accept_bounds_must_be_in_order_and_reachable() -> None:
     assert "min_accept" in refused(DEMO, gates__acceptance__min_accept=2.98)
     assert "draft_tokens" in refused(DEMO, gates__acceptance__max_accept=3.5)

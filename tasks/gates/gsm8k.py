@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Counts, Endpoint, GateReport, Interval, Reason, Verdict
-from tasks.errors import BadInputError
 from tasks.gates.accuracy import Running, Tally, bounds, over_limits, score, too_low, undecided
 from tasks.gates.counters import pool
-from tasks.gates.paired import baseline_record, pair
+from tasks.gates.paired import baseline_record, check_baseline, pair
 from tasks.gates.problems import Problem, gsm8k_problems
 from tasks.gates.records import Line, Records, answers, last, read_records, write_report
 from tasks.gates.reporting import blockers, common, speed
@@ -55,10 +54,10 @@ def run_gsm8k(
         ready_timeout: seconds to wait for the server.
 
     Raises:
-        BadInputError: malformed URL, unreadable data, or `out` holds records of other inputs.
+        BadInputError: malformed URL, unreadable data or baseline, or `out` holds records of other
+            inputs.
     """
-    if gate.rule == "non-inferior" and gate.baseline is None:
-        raise BadInputError("baseline-missing", "rule non-inferior: no baseline.", "Name one.")
+    check_baseline(gate.baseline)
     problems = gsm8k_problems(gate.data, gate.limit, out / "data")
     plan = Plan(
         gate="gsm8k",

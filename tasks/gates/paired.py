@@ -14,6 +14,30 @@ from tasks.gates.statistics import mcnemar_exact, paired_bounds
 from tasks.gates.trust import outcome
 from tasks.spec import Gsm8kGate
 
+URLS = ("http://", "https://")
+
+
+def check_baseline(baseline: str | None) -> None:
+    """A baseline that is no URL must be there before anything is asked.
+
+    Raises:
+        BadInputError: no records there.
+    """
+    if baseline is None or baseline.startswith(URLS):
+        return
+    path = _records(baseline)
+    if not path.is_file():
+        raise BadInputError(
+            "baseline-missing",
+            f"gsm8k baseline: {path} does not exist.",
+            "Give the folder of another GSM8K gate's records, or a server's URL.",
+        )
+
+
+def _records(baseline: str) -> Path:
+    folder = Path(baseline)
+    return folder / RECORDS if folder.is_dir() else folder
+
 
 def baseline_record(
     gate: Gsm8kGate, prompts: Mapping[str, str], out: Path, measure: Callable[[str, Path], None]
@@ -31,11 +55,10 @@ def baseline_record(
     """
     if gate.baseline is None:
         return None
-    folder = Path(gate.baseline)
-    if gate.baseline.startswith(("http://", "https://")):
-        folder = out / "baseline"
-        measure(gate.baseline, folder)
-    path = folder / RECORDS if folder.is_dir() else folder
+    path = _records(gate.baseline)
+    if gate.baseline.startswith(URLS):
+        measure(gate.baseline, out / "baseline")
+        path = out / "baseline" / RECORDS
     landed = answers(read_records(path))
     common = {
         name: landed[name]
