@@ -5,6 +5,7 @@ Imports are late: a command loads only what it needs, and never torch.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -20,7 +21,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="From a source model to a published NVFP4 release, on measured thresholds.",
 )
 gate_app = typer.Typer(no_args_is_help=True, help="Measure one gate on a running server.")
 store_app = typer.Typer(no_args_is_help=True, help="List and prune cached artifacts.")
@@ -38,6 +38,24 @@ Root = Annotated[
 def main() -> None:
     """The console script."""
     sys.exit(run(app, sys.argv[1:]))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"quantgate {importlib.metadata.version('quantgate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
+    ] = False,
+) -> None:
+    """From a source model to a published NVFP4 release, on measured thresholds."""
 
 
 @command(app, "release")

@@ -170,7 +170,9 @@ def acceptance_command(
         max_tokens=max_tokens,
         timeout=timeout,
     )
-    speculation = _speculation(num_steps or draft_tokens - 1, draft_tokens)
+    speculation = _options(
+        SpeculationSpec, draft_tokens=draft_tokens, num_steps=num_steps or max(1, draft_tokens - 1)
+    )
 
     def measure(endpoint: Endpoint, folder: Path, progress: Progress) -> GateReport:
         return run_acceptance(endpoint, gate, speculation, folder, progress, feed=feed)
@@ -182,8 +184,13 @@ def _gate(
     gate: str, endpoint: Endpoint, out: Path | None, resume: Path | None, measure: Measure
 ) -> Outcome:
     folder = _folder(gate, out, resume)
-    with bars() as bar:
-        report = measure(endpoint, folder, bar(gate))
+    try:
+        with bars() as bar:
+            report = measure(endpoint, folder, bar(gate))
+    except BadInputError:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+        raise
     return Outcome(
         payload=report.model_dump(mode="json"),
         code=EXIT_CODES[report.verdict],
@@ -244,8 +251,9 @@ def _options(model: type[Part], **values: Any) -> Part:
         return model(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]).replace("_", "-") if first["loc"] else model.__name__
-        raise BadInputError("bad-option", f"--{name}: {first['msg']}.", "See --help.") from error
+        said = str(first["msg"]).removeprefix("Value error, ")
+        name = f"--{first['loc'][0]}: ".replace("_", "-") if first["loc"] else "--"
+        raise BadInputError("bad-option", f"{name}{said}.", "See --help.") from error
 
 
 def _readable(option: str, path: Path | None) -> None:

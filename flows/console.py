@@ -78,7 +78,8 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except QuantgateError as error:
         return _fail(error.as_dict(), error.exit_code, as_json=as_json, debug=debug)
     except typer.exceptions.TyperException as error:
-        told = {"code": "usage", "message": error.format_message(), "remedy": "See --help."}
+        message = error.format_message() or "No command was given."
+        told = {"code": "usage", "message": message, "remedy": "See --help."}
         return _fail(told, BAD_USAGE, as_json=as_json, debug=debug)
     except (KeyboardInterrupt, typer.Abort):
         told = {"code": "interrupted", "message": "Interrupted.", "remedy": "Run again to go on."}

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import httpx
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
@@ -46,10 +47,18 @@ def deploy() -> list[str]:
     Raises:
         QuantgateError: the server refused, or there is none.
     """
-    with get_client(sync_client=True) as client:
-        _ensure_pools(client)
-        _ensure_limit(client)
-        ensure_automations(client)
+    try:
+        with get_client(sync_client=True) as client:
+            _ensure_pools(client)
+            _ensure_limit(client)
+            ensure_automations(client)
+    except httpx.TransportError as error:
+        raise QuantgateError(
+            "server-unreachable",
+            f"No Prefect server answers at {os.environ.get('PREFECT_API_URL')}:"
+            f" {str(error).rstrip('.')}.",
+            "Start `prefect server start`, or correct PREFECT_API_URL.",
+        ) from error
     _register()
     return deployments()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.cli import app
 from flows.console import Outcome, command, run
@@ -74,7 +75,11 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
         ["gate", "gsm8k", "--url", "http://127.0.0.1:9", "--data", "absent.jsonl"],
         ["gate", "gsm8k", "--url", "http://127.0.0.1:9", "--min-accuracy", "1.2"],
         ["gate", "gsm8k", "--url", "http://127.0.0.1:9", "--engine", "tgi"],
+        ["gate", "gsm8k", "--url", "http://127.0.0.1:9", "--rule", "non-inferior"],
+        ["gate", "gsm8k", "--url", "http://127.0.0.1:9", "--baseline", "absent-folder"],
+        ["gate", "gsm8k", "--url", "http://127.0.0.1:9", "--data", "README.md"],
         ["gate", "acceptance", "--url", "http://127.0.0.1:9"],
+        ["gate", "acceptance", "--url", "http://127.0.0.1:9", "--draft-tokens", "1"],
         ["gate", "smoke", "--url", "http://127.0.0.1:9", "--resume", "absent-folder"],
         ["gate", "smoke", "--url", "http://127.0.0.1:9", "--out", "tests"],
         ["patches", "--sglang", "absent-folder"],
@@ -94,3 +99,24 @@ def test_bad_usage_is_exit_2_with_one_object(
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["message"] and error["remedy"]
     assert set(Path.cwd().iterdir()) == before
+
+
+def test_no_command_is_a_whole_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, []) == 2
+    assert "No command was given." in capsys.readouterr().err
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["--version"]) == 0
+    assert capsys.readouterr().out.startswith("quantgate ")
+
+
+def test_deploying_to_no_server_is_a_clear_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = "http://127.0.0.1:9/api"
+    monkeypatch.setenv("PREFECT_API_URL", nowhere)
+    with temporary_settings({PREFECT_API_URL: nowhere}):
+        assert run(app, ["deploy", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "server-unreachable" and nowhere in error["message"]
