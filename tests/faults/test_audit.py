@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.artifacts import Verdict
+from tasks.card.weights import measure_weights
 from tasks.errors import BadInputError
 from tasks.gates.audit import AuditResult, Fault, audit, audit_report
 from tasks.gates.audit.excludes import ExcludeList
@@ -202,3 +203,14 @@ class TestReport:
         assert report.verdict is Verdict.FAIL
         assert report.reasons[0].code == "coverage"
         assert report.reasons[-1].detail == "Not listed here: coverage 10."
+
+
+def test_the_audit_and_the_card_count_the_same_weights(
+    demo_release: Path, demo_source: Path
+) -> None:
+    summary = audit(demo_release, demo_source).summary
+    counted = measure_weights(demo_release, demo_source)
+    assert summary["weights"] == counted.parameters
+    assert summary["quantized_weights"] == counted.quantized_parameters
+    assert sum(row["weights"] for row in summary["classes"]) == counted.parameters
+    assert summary["bits_per_weight"] == pytest.approx(counted.bits_per_weight, abs=1e-4)

@@ -71,7 +71,7 @@ def classes_table(model: Model) -> list[dict[str, Any]]:
         )
         row["modules"] += 1
         row["nvfp4"] += int(module.packed)
-        row["weights"] += module.elements
+        row["weights"] += module.parameters
         row["bytes"] += module.nbytes
     for row in rows.values():
         row["bf16"] = row["modules"] - row["nvfp4"]

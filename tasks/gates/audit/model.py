@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,6 +63,12 @@ class Module:
         for size in self.weight.shape:
             count *= size
         return 2 * count if self.packed else count
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases that it holds."""
+        bias = self.tensors.get(".bias")
+        return self.elements + (math.prod(bias.shape) if bias is not None else 0)
 
     @property
     def nbytes(self) -> int:

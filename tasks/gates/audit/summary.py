@@ -28,7 +28,7 @@ def summarize(
     """
     packed = list(model.packed())
     modules = [module for module in model.modules.values() if module.weight is not None]
-    weights = sum(module.elements for module in modules)
+    weights = sum(module.parameters for module in modules)
     stored = sum(info.nbytes for info in model.files.tensors.values())
     summary: dict[str, Any] = {
         "architecture": model.architecture.name,
@@ -39,7 +39,7 @@ def summarize(
         "modules": len(modules),
         "quantized_modules": len(packed),
         "weights": weights,
-        "quantized_weights": sum(module.elements for module in packed),
+        "quantized_weights": sum(module.parameters for module in packed),
         "bits_per_weight": round(8 * stored / weights, 4) if weights else None,
         "bits_per_quantized_weight": _rounded(bits_per_weight(packed)),
         "bytes": stored,
