@@ -37,19 +37,26 @@ def _accuracy(material: CardMaterial, evidence: Evidence) -> Iterator[Safe]:
             "These problems have the form of GSM8K and are the release's own: the figure is not a"
             " GSM8K score."
         )
-    if evidence.has("gates/gsm8k", "measured", "problems"):
-        total = evidence.value("gates/gsm8k", "measured", "problems")
-        if evidence.value("gates/gsm8k", "counts", "asked") < total:
-            shown = evidence.show("integer", "gates/gsm8k", "measured", "problems")
-            yield Safe(
-                f"Of {shown} problems the gate asked only as many as decided it: no answer to the"
-                " rest could have changed the verdict."
-            )
+    if stopped_early(evidence):
+        shown = evidence.show("integer", "gates/gsm8k", "measured", "problems")
+        yield Safe(
+            f"Of {shown} problems the gate asked only as many as decided it: no answer to the rest"
+            " could have changed the verdict. The lower bound counts the rest as wrong, the upper"
+            " one as right."
+        )
     if not evidence.has("gates/gsm8k", "measured", "baseline"):
         yield Safe(
             "The source was not measured under the same conditions, so the loss against it is not"
             " known from this release; figures of the source from elsewhere are not comparable."
         )
+
+
+def stopped_early(evidence: Evidence) -> bool:
+    """Whether the accuracy gate ended before it had asked all problems."""
+    if not evidence.has("gates/gsm8k", "measured", "problems"):
+        return False
+    total = evidence.value("gates/gsm8k", "measured", "problems")
+    return bool(evidence.value("gates/gsm8k", "counts", "asked") < total)
 
 
 def _engine(material: CardMaterial, evidence: Evidence) -> Iterator[Safe]:

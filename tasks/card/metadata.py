@@ -18,6 +18,8 @@ GSM8K = "openai/gsm8k"
 LOCAL = "local"
 """Data set id of problems that are not on the Hub."""
 BASE_TAGS = ("nvfp4", "fp4", "quantized", "modelopt")
+SERVED_BY_OTHERS = ("sglang", "vllm")
+"""Engines that people filter the Hub by; the reference engine is not one."""
 
 
 def metadata_yaml(material: CardMaterial) -> str:
@@ -49,7 +51,9 @@ def _metadata(material: CardMaterial) -> dict[str, Any]:
 
 def _tags(material: CardMaterial) -> list[str]:
     draft = material.checkpoint.draft
-    tags = [*BASE_TAGS, material.spec.serve.engine]
+    tags = list(BASE_TAGS)
+    if material.spec.serve.engine in SERVED_BY_OTHERS:
+        tags.append(material.spec.serve.engine)
     if material.checkpoint.quantization.kv_cache == "fp8":
         tags.append("fp8-kv-cache")
     if draft is not None and draft.precision != "none":

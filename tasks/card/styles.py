@@ -64,6 +64,11 @@ def date(value: Any) -> str:
     return f"{str(value)[:16].replace('T', ' ')} UTC"
 
 
+def moment(value: Any) -> str:
+    """An ISO time to the second: 2026-11-30T18:02:11.5Z -> 2026-11-30 18:02:11 UTC."""
+    return f"{str(value)[:19].replace('T', ' ')} UTC"
+
+
 def day(value: Any) -> str:
     """An ISO time to the day."""
     return str(value)[:10]
@@ -132,6 +137,7 @@ STYLES: dict[str, Callable[[Any], str]] = {
     "short": short,
     "scale": scale,
     "date": date,
+    "moment": moment,
     "day": day,
     "digest": digest,
     "engine": engine,

@@ -13,7 +13,7 @@ from tasks.card.comparisons import comparison_tables
 from tasks.card.escape import Safe, block, code, command, quote, remarks, words
 from tasks.card.evidence import Evidence
 from tasks.card.figures import Gate, gates_of, rows_of
-from tasks.card.limits import limits_of
+from tasks.card.limits import limits_of, stopped_early
 from tasks.card.material import CardMaterial
 from tasks.card.metadata import dataset_of
 from tasks.card.plots import Plot
@@ -65,6 +65,7 @@ def view_of(material: CardMaterial, evidence: Evidence, plots: list[Plot]) -> di
         "module_rows": [
             str(i) for i in range(len(evidence.value("provenance", "weights", "modules")))
         ],
+        "stopped_early": stopped_early(evidence),
         "limits": limits_of(material, evidence),
         "declared": [
             {"what": words(what.replace("_", " ").replace(".", ", ")), "reason": words(reason)}
@@ -152,7 +153,7 @@ def measured_on(evidence: Evidence, gates: list[Gate]) -> Safe:
 
 def _kv_words(material: CardMaterial) -> Safe:
     if material.checkpoint.quantization.kv_cache == "fp8":
-        return Safe("FP8 (E4M3), with scales calibrated for each attention layer")
+        return Safe("FP8 (E4M3), with scales calibrated for each attention layer of the main model")
     return Safe("BF16; no scales were calibrated")
 
 

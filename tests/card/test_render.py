@@ -66,6 +66,23 @@ def test_headline_says_what_was_measured(tmp_path: Path) -> None:
         assert words in card
 
 
+def test_a_gate_that_stopped_early_says_what_its_bounds_count(tmp_path: Path) -> None:
+    material = make_material(tmp_path)
+    report = material.reports["gsm8k"]
+    early = report.model_copy(update={"measured": {**report.measured, "problems": 1400}})
+    card = render(tmp_path, reports={**material.reports, "gsm8k": early})
+    assert "1,319 of 1,400 problems)" in card
+    assert "The lower bound counts the rest as wrong, the upper one as right." in card
+    assert reconcile(tmp_path / "card") == []
+
+
+def test_the_program_and_the_seconds_of_the_calibration_are_named(tmp_path: Path) -> None:
+    card = render(tmp_path, environment={"packages": {"quantgate": "0.1.0"}})
+    assert ", by quantgate 0.1.0 |" in card
+    assert "2026-11-30 12:00:00 UTC to 2026-11-30 12:" in card
+    assert reconcile(tmp_path / "card") == []
+
+
 def test_counts_come_from_the_files(tmp_path: Path) -> None:
     card = render(tmp_path)
     assert "| main model | routed experts | NVFP4 | 2 | 4,096 | 2.32 kB |" in card
@@ -210,6 +227,8 @@ def test_a_release_without_draft_or_image_says_so(tmp_path: Path) -> None:
     card = render(tmp_path, spec, checkpoint=checkpoint, image=None, reports=reports)
     assert "This release has no draft head" in card
     assert "computes in float32" in card
+    assert "the reference engine of quantgate" in card
+    assert "reference" not in ModelCard.load(tmp_path / "card" / "README.md").data.tags
     assert reconcile(tmp_path / "card") == []
 
 
