@@ -72,6 +72,7 @@ def release_command(
     overrides = dict(parse_override(text) for text in settings or [])
     loaded = load_spec(spec, overrides)
     _prefect_defaults()
+    from flows.own_server import start_own_server
     from flows.preflight import preflight
     from flows.release import release
     from tasks.run import default_root
@@ -79,6 +80,7 @@ def release_command(
     folder = root or default_root()
     preflight(loaded, folder)
     quiet_tracebacks()
+    start_own_server()
     decision = release(loaded, folder)
     from flows.show import decision_tables
 

@@ -29,6 +29,9 @@ EXIT_CODES: Mapping[str, int] = {
     ReleaseVerdict.INCONCLUSIVE: 4,
 }
 BAD_USAGE = 2
+CTRL_C = 130
+"""What typer returns when a command was interrupted."""
+INTERRUPTED = {"code": "interrupted", "message": "Interrupted.", "remedy": "Run again to go on."}
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; logs on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -82,8 +85,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         told = {"code": "usage", "message": message, "remedy": "See --help."}
         return _fail(told, BAD_USAGE, as_json=as_json, debug=debug)
     except (KeyboardInterrupt, typer.Abort):
-        told = {"code": "interrupted", "message": "Interrupted.", "remedy": "Run again to go on."}
-        return _fail(told, 1, as_json=as_json, debug=debug)
+        outcome = CTRL_C
     except Exception as error:
         told = {
             "code": "unexpected",
@@ -91,6 +93,8 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
             "remedy": "Run with --debug and report the traceback.",
         }
         return _fail(told, 1, as_json=as_json, debug=debug)
+    if outcome == CTRL_C:
+        return _fail(INTERRUPTED, 1, as_json=as_json, debug=debug)
     if not isinstance(outcome, Outcome):
         return int(outcome or 0)
     _show(outcome, as_json=as_json)

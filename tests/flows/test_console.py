@@ -12,7 +12,7 @@ from flows.console import Outcome, command, run
 from tasks.errors import BadInputError, QuantgateError, TransientError
 
 
-def made(error: Exception | None = None, code: int = 0) -> typer.Typer:
+def made(error: BaseException | None = None, code: int = 0) -> typer.Typer:
     toy = typer.Typer()
     toy.callback()(lambda: None)
 
@@ -120,3 +120,8 @@ def test_deploying_to_no_server_is_a_clear_line(
         assert run(app, ["deploy", "--json"]) == 1
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "server-unreachable" and nowhere in error["message"]
+
+
+def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(made(KeyboardInterrupt()), ["do"]) == 1
+    assert capsys.readouterr().err == "Error: Interrupted. Run again to go on.\n"
