@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -200,8 +201,21 @@ class SpeculationSpec(Part):
     num_steps: int = Field(default=2, ge=1, le=16, description="Draft steps a verification")
     topk: int = Field(default=1, ge=1, le=16, description="Branches a draft step")
     draft_tokens: int = Field(
-        default=3, ge=2, le=64, description="Tokens a verification, the verified one included"
+        default=3,
+        ge=2,
+        le=64,
+        validate_default=True,
+        description="Tokens a verification, the verified one included; num_steps + 1 with topk 1",
     )
+
+    @field_validator("draft_tokens")
+    @classmethod
+    def _one_branch(cls, draft_tokens: int, info: ValidationInfo) -> int:
+        """With one branch SGLang sets num_steps + 1, whatever it is told."""
+        wanted = info.data.get("num_steps", 0) + 1
+        if info.data.get("topk") == 1 and draft_tokens != wanted:
+            raise ValueError(f"{wanted - 1} draft steps and topk 1 make {wanted} tokens")
+        return draft_tokens
 
 
 class ContainerStart(OfStart):

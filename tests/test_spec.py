@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tasks.errors import BadInputError
-from tasks.spec import ReleaseSpec, load_spec, parse_override
+from tasks.spec import ReleaseSpec, SpeculationSpec, load_spec, parse_override
 
 DEMO = Path("deployments/demo/release.yaml")
 REAL = Path("deployments/releases/qwen3.6-35b-a3b-nvfp4-mtp.yaml")
@@ -85,6 +86,14 @@ def test_a_tag_that_no_repository_takes_is_refused() -> None:
 def test_accept_bounds_must_be_in_order_and_reachable() -> None:
     assert "min_accept" in refused(DEMO, gates__acceptance__min_accept=2.98)
     assert "draft_tokens" in refused(DEMO, gates__acceptance__max_accept=3.5)
+
+
+def test_one_branch_makes_one_token_more_than_steps() -> None:
+    said = refused(DEMO, serve__speculation__num_steps=5)
+    assert "5 draft steps and topk 1 make 6 tokens" in said
+    assert SpeculationSpec(num_steps=5, topk=2, draft_tokens=8).draft_tokens == 8
+    with pytest.raises(ValidationError, match="make 5 tokens"):
+        SpeculationSpec(num_steps=4)
 
 
 def test_a_release_without_draft_head_gates_no_acceptance() -> None:
