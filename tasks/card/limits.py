@@ -62,8 +62,8 @@ def stopped_early(evidence: Evidence) -> bool:
 def _engine(material: CardMaterial, evidence: Evidence) -> Iterator[Safe]:
     if material.spec.serve.engine == "reference":
         yield Safe(
-            "The reference engine unpacks the NVFP4 weights and computes in float32. It shows what"
-            " the weights and the KV scales do; rounding of activations to four bits, as the FP4"
+            "The reference engine unpacks the NVFP4 weights and rounds no activation. It shows what"
+            " the weights and the KV scales do; the rounding of activations to four bits, as the FP4"
             " kernels of a GPU do it, was not exercised, and its speed says nothing about a GPU."
         )
     yield Safe(

@@ -226,7 +226,7 @@ def test_a_release_without_draft_or_image_says_so(tmp_path: Path) -> None:
     checkpoint = material.checkpoint.model_copy(update={"draft": bare})
     card = render(tmp_path, spec, checkpoint=checkpoint, image=None, reports=reports)
     assert "This release has no draft head" in card
-    assert "computes in float32" in card
+    assert "rounds no activation" in card
     assert "the reference engine of quantgate" in card
     assert "reference" not in ModelCard.load(tmp_path / "card" / "README.md").data.tags
     assert reconcile(tmp_path / "card") == []
