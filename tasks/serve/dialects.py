@@ -105,19 +105,15 @@ class Dialect:
             choice = payload["choices"][0]
             message = choice["message"]
             usage = payload.get("usage") or {}
-            text, reasoning = message.get("content"), _reasoning(message)
-            if not isinstance(text, str | None) or not isinstance(reasoning, str | None):
-                raise TypeError("content is no text")
+            counts = ("prompt_tokens", "completion_tokens", "reasoning_tokens")
             return {
-                "text": text or "",
-                "reasoning": reasoning or "",
-                "finish_reason": choice.get("finish_reason"),
+                "text": _words("content", message.get("content")),
+                "reasoning": _words("reasoning", _reasoning(message)),
+                "finish_reason": _of(str, "finish_reason", choice.get("finish_reason")),
                 "matched_stop": choice.get("matched_stop"),
-                "model": payload.get("model"),
-                "response_id": payload.get("id"),
-                "prompt_tokens": usage.get("prompt_tokens"),
-                "completion_tokens": usage.get("completion_tokens"),
-                "reasoning_tokens": usage.get("reasoning_tokens"),
+                "model": _of(str, "model", payload.get("model")),
+                "response_id": _of(str, "id", payload.get("id")),
+                **{name: _of(int, name, usage.get(name)) for name in counts},
                 "speculation": self.counters(choice),
             }
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -258,6 +254,19 @@ def _sum(metrics: dict[str, float], name: str) -> float | None:
 def _reasoning(message: dict[str, Any]) -> Any:
     first = message.get("reasoning_content")
     return first if first is not None else message.get("reasoning")
+
+
+def _of(kind: type, name: str, value: Any) -> Any:
+    """A value of the kind that a chat completion has there, or None."""
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise TypeError(f"{name} is {value!r:.40}")
+    return value
+
+
+def _words(name: str, value: Any) -> str:
+    """A text that UTF-8 can hold: half a surrogate pair becomes U+FFFD, as in cut-off bytes."""
+    text = _of(str, name, value) or ""
+    return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _models(pages: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -102,6 +103,38 @@ def test_a_body_that_is_no_completion_is_lost() -> None:
         with FakeEngine(spoil=spoil) as fake:
             record = ask(fake, prompt())
         assert record["status"] == "lost" and "malformed" in record["error"], raw
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"usage": {"completion_tokens": "12"}},
+        {"usage": {"prompt_tokens": 1.5}},
+        {"usage": [12]},
+        {"model": {"name": "tiny"}},
+        {"id": ["a"]},
+        {"choices": [{"message": {"content": [{"text": "7"}]}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": "7"}, "finish_reason": {"type": "stop"}}]},
+    ],
+)
+def test_a_completion_with_parts_of_another_kind_is_lost(part: dict[str, Any]) -> None:
+    whole = {"choices": [{"message": {"content": "7"}, "finish_reason": "stop"}], **part}
+
+    def spoil(reply: Reply, _: int) -> None:
+        reply.raw = json.dumps(whole).encode()
+
+    with FakeEngine(spoil=spoil) as fake:
+        record = ask(fake, prompt())
+    assert record["status"] == "lost" and "malformed" in record["error"]
+
+
+def test_half_a_surrogate_pair_can_be_recorded() -> None:
+    def spoil(reply: Reply, _: int) -> None:
+        reply.text = "It costs 7 \ud83d"
+
+    with FakeEngine(spoil=spoil) as fake:
+        record = ask(fake, prompt())
+    assert record["text"] == "It costs 7 \ufffd" and record["text"].encode()
 
 
 def test_a_connection_that_never_opened_is_tried_again_and_every_attempt_recorded(
