@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Counts, Endpoint, GateReport, Interval, Reason, Verdict
-from tasks.gates.counters import Pooled, counted, pool
+from tasks.gates.counters import Pooled, counted, pool, too_even
 from tasks.gates.problems import Writing, writings
 from tasks.gates.records import Line, Records, answers, last, read_records, write_report
 from tasks.gates.reporting import blockers, common, speed
 from tasks.gates.session import READY_TIMEOUT, Plan, measure
 from tasks.gates.statistics import bootstrap_accept_length
-from tasks.gates.totals import disagreement, waves
+from tasks.gates.totals import changed, disagreement, waves
 from tasks.gates.trust import doubts, outcome
 from tasks.progress import Progress, silent
 from tasks.serve.dialects import Prompt, Sampling
@@ -201,6 +201,8 @@ def _verdict(
         *_numbers(gate, lines, used, pooled),
         *doubts(used, _session(lines).get("model"), steps_of(speculation), gate.max_tokens),
         *disagreement(lines, used),
+        *changed(lines),
+        *_even(used, steps_of(speculation)),
     ]
     if invalid or interval is None:
         return Verdict.INVALID, invalid
@@ -241,6 +243,14 @@ def _speculation(
             detail = f"{name} is {served} on the server, asked {asked}"
             found.append(Reason(code="other-speculation", detail=detail))
     return found
+
+
+def _even(used: Sequence[Line], steps: int) -> list[Reason]:
+    scatter = too_even(used, steps)
+    if scatter is None:
+        return []
+    detail = f"requests scatter {scatter:.2f} times as much as chance does: made up, not counted"
+    return [Reason(code="counters-too-even", detail=detail)]
 
 
 def _numbers(

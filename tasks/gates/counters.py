@@ -13,6 +13,15 @@ from typing import Any
 
 Line = dict[str, Any]
 
+MANY = 8
+"""Verifications of a request from which its scatter is more than that of rounding."""
+EVEN_UNITS = 100
+"""Requests of so many verifications that it takes to tell."""
+EVEN = 0.3
+"""Share of chance's scatter under which counters were not counted."""
+LEAST = 0.02
+"""Variance of accepted drafts under which there is no scatter to speak of (one bin)."""
+
 
 @dataclass(frozen=True)
 class Pooled:
@@ -59,7 +68,7 @@ def pool(answers: Iterable[Line], steps: int) -> Pooled:
 def contradictions(line: Line, steps: int | None) -> list[str]:
     """What is impossible in one answer's counters, in words; empty when they agree.
 
-    - completion tokens - verifications - correct is -1, 0 or +1;
+    - completion tokens are told, and minus verifications minus correct they are -1, 0 or +1;
     - the histogram's bins sum to verifications and, weighted, to correct;
     - no verification accepts more than `steps`; proposed = verifications x steps;
     - the server's own per-request length is (tokens or verifications + correct) / verifications.
@@ -73,7 +82,9 @@ def contradictions(line: Line, steps: int | None) -> list[str]:
     tokens = counters.get("completion_tokens")
     tokens = line.get("completion_tokens") if tokens is None else tokens
     found = []
-    if tokens is not None and abs(tokens - verify - correct) > 1:
+    if tokens is None:
+        found.append("counters beside no number of tokens")
+    elif abs(tokens - verify - correct) > 1:
         found.append(f"{tokens} tokens from {verify} verifications and {correct} accepted drafts")
     if tokens is not None and line.get("completion_tokens") not in (None, tokens):
         found.append(f"{tokens} tokens counted, {line['completion_tokens']} billed")
@@ -100,6 +111,31 @@ def _histogram_faults(counters: Line, verify: int, correct: int, steps: int | No
     if steps is not None and correct > verify * steps:
         found.append(f"{correct} drafts accepted of {verify * steps} possible")
     return found
+
+
+def too_even(answers: Iterable[Line], steps: int) -> float | None:
+    """The scatter of accepted drafts over requests, in shares of chance's; None where it is sound.
+
+    Each verification accepts some of `steps` drafts. If they were drawn one by one from the pooled
+    histogram, a request of n verifications would stray from n times the mean with n times the
+    histogram's variance. Texts differ in difficulty, so that real requests scatter as much or more
+    (0.5 to 1.3 measured); counters made up from the answer's length hardly do.
+    """
+    texts = {line["text"]: line for line in counted(answers)}
+    units = [line for line in texts.values() if line["speculation"]["verify_ct"] >= MANY]
+    if len(units) < EVEN_UNITS:
+        return None
+    pooled = pool(units, steps)
+    mean = pooled.accept_length - 1
+    squares = sum(n * (i - mean) ** 2 for i, n in enumerate(pooled.histogram))
+    # Whole numbers of this mean scatter at least so much, whatever their histogram.
+    variance = max(squares / pooled.verifications, (mean % 1) * (1 - mean % 1))
+    if variance < LEAST:
+        return None
+    counters = [line["speculation"] for line in units]
+    strays = [(c["correct"] - mean * c["verify_ct"]) ** 2 / c["verify_ct"] for c in counters]
+    scatter = sum(strays) / len(strays) / variance
+    return scatter if scatter < EVEN else None
 
 
 def _usable(counters: Any) -> bool:

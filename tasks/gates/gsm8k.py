@@ -28,6 +28,7 @@ from tasks.gates.reporting import blockers, common, speed
 from tasks.gates.sampling import draw
 from tasks.gates.session import READY_TIMEOUT, Plan, header, measure
 from tasks.gates.tokens import Tokens, other_prompts, other_texts
+from tasks.gates.totals import changed
 from tasks.gates.trust import doubts, outcome
 from tasks.progress import Progress, silent
 from tasks.serve.client import prompt_digest
@@ -170,6 +171,7 @@ def _verdict(
         *doubts(used, session.get("model"), steps, gate.max_tokens),
         *other_prompts(used),
         *other_texts(used),
+        *changed(lines),
     ]
     if against:
         return Verdict.INVALID, against

@@ -14,6 +14,7 @@ from tasks.gates.loadlog import LoadLog
 from tasks.gates.records import Line, answers, last
 from tasks.gates.reporting import blockers, common, speed
 from tasks.gates.tokens import other_prompts, other_texts
+from tasks.gates.totals import changed
 from tasks.gates.trust import MARKUP, doubts, outcome
 from tasks.spec import SmokeGate
 
@@ -38,7 +39,7 @@ def judge(lines: Sequence[Line]) -> GateReport:
         failed += _speculation(inputs["speculation"], inputs["engine"], lines, used, log)
         failed += [*_known(gate, landed), *_text(used), *_stable(landed), *_turns(landed)]
         failed += [*other_prompts(used), *other_texts(used)]
-    invalid = [*blocked, *_lost(used), *_other_log(log, facts)]
+    invalid = [*blocked, *_lost(used), *_other_log(log, facts), *changed(lines)]
     missing = not_measured(expects, log)
     if gate.require_log and [m for m in missing if "log" in m.detail]:
         invalid += missing

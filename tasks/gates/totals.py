@@ -12,6 +12,19 @@ DISAGREE = 0.05
 """Share by which totals and per-request counters may differ, beyond `SLACK` calls."""
 SLACK = 40
 """Verification calls of probes and health checks that no record holds."""
+FIXED = (
+    "version",
+    "models",
+    "model_path",
+    "architectures",
+    "quantization",
+    "draft_quantization",
+    "algorithm",
+    "num_steps",
+    "topk",
+    "draft_tokens",
+)
+"""What a server says of itself that only another server says otherwise."""
 
 
 def waves(lines: Sequence[Line], steps: int) -> list[Pooled]:
@@ -40,8 +53,9 @@ def _wave(gained: dict[str, int], steps: int) -> Pooled:
 def disagreement(lines: Sequence[Line], used: Sequence[Line]) -> list[Reason]:
     """SGLang: whether /metrics counted other verification calls than the requests say.
 
-    Only where it exports the total, in a run of one session without losses (what an earlier session
-    left under way would be counted too), and only when the total moved at all.
+    Only where it exports the total, and in a run of one session without losses (what an earlier
+    session left under way would be counted too). A total that stands still is no excuse: then the
+    answers were not decoded for these requests.
     """
     sessions = [line for line in lines if line["record"] == "session"]
     after = [line["totals"] for line in lines if line["record"] == "totals"]
@@ -52,7 +66,30 @@ def disagreement(lines: Sequence[Line], used: Sequence[Line]) -> list[Reason]:
         return []
     gained = final["drafts"] - first["drafts"]
     said = sum(line["speculation"]["verify_ct"] for line in counted(used))
-    if gained > 0 and abs(gained - said) > DISAGREE * max(gained, said) + SLACK:
+    if abs(gained - said) > DISAGREE * max(gained, said) + SLACK:
         detail = f"/metrics counts {gained:.0f} verification calls, the requests {said}"
         return [Reason(code="totals-disagree", detail=detail)]
     return []
+
+
+def changed(lines: Sequence[Line]) -> list[Reason]:
+    """Whether the server became another while it was measured.
+
+    What it says of itself does not change, and its totals never fall, unless it was started anew.
+    """
+    found: list[str] = []
+    facts: Line = {}
+    totals: Line = {}
+    for line in lines:
+        if line["record"] == "session":
+            totals = {}
+        for name, value in (line.get("facts") or {}).items():
+            if name in FIXED and value:
+                before = facts.setdefault(name, value)
+                if before != value:
+                    found.append(f"{name} was {before}, then {value}")
+        for name, value in (line.get("totals") or {}).items():
+            if value < totals.get(name, 0):
+                found.append(f"its total of {name} fell from {totals[name]:.0f} to {value:.0f}")
+            totals[name] = value
+    return [Reason(code="server-changed", detail="; ".join(found[:3]))] if found else []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,78 @@ def test_counters_that_agree_but_not_with_the_server_s_totals_are_invalid(tmp_pa
         }
 
     report = run(tmp_path, spoil=careful, accept=(0.3, 0.2))
+    assert report.verdict is Verdict.INVALID
+    assert codes(report) == {"totals-disagree", "counters-too-even"}
+
+
+def made_up(reply: Reply, _: int) -> None:
+    """The same accept length for every text, in counters that agree with all else."""
+    verify = max(1, round((reply.tokens - 1) / 2.7))
+    correct = min(2 * verify, reply.tokens - verify)
+    twos = max(correct - verify, 0)
+    histogram = [verify - (correct - 2 * twos) - twos, correct - 2 * twos, twos]
+    reply.verify_ct, reply.correct, reply.histogram = verify, correct, histogram
+
+
+def test_counters_made_up_from_the_length_are_invalid(tmp_path: Path) -> None:
+    report = run(tmp_path, spoil=made_up)
+    assert report.verdict is Verdict.INVALID and codes(report) == {"counters-too-even"}
+
+
+@pytest.mark.parametrize("accept", [(0.2, 0.1), (0.5, 0.9), (0.9, 0.8), (0.97, 0.97)])
+def test_counters_of_a_real_draft_scatter(tmp_path: Path, accept: tuple[float, ...]) -> None:
+    for seed in range(3):
+        report = run(tmp_path / str(seed), accept=accept, seed=seed)
+        assert "counters-too-even" not in codes(report), report.reasons
+
+
+def test_counters_without_a_number_of_tokens_are_invalid(tmp_path: Path) -> None:
+    with FakeEngine() as fake:
+
+        def bare(reply: Reply, count: int) -> None:
+            body = json.loads(fake._payload(reply, count))
+            del body["usage"], body["choices"][0]["meta_info"]["completion_tokens"]
+            reply.raw = json.dumps(body).encode()
+
+        fake.spoil = bare
+        report = run_acceptance(fake.endpoint, AcceptanceGate(), SpeculationSpec(), tmp_path)
+    assert report.verdict is Verdict.INVALID and "counters-contradict" in codes(report)
+
+
+def test_totals_that_stand_still_are_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeEngine() as fake:
+        monkeypatch.setattr(fake, "_account", lambda reply: None)
+        report = run_acceptance(fake.endpoint, AcceptanceGate(), SpeculationSpec(), tmp_path)
     assert report.verdict is Verdict.INVALID and codes(report) == {"totals-disagree"}
+
+
+@pytest.mark.parametrize(
+    "other", [{"model_path": "/models/other"}, {"version": "0.5.99"}, {"speculative_num_steps": 3}]
+)
+def test_a_server_that_becomes_another_is_invalid(tmp_path: Path, other: dict[str, Any]) -> None:
+    with FakeEngine() as fake:
+
+        def restart(_: Reply, count: int) -> None:
+            if count == 100:
+                fake.info |= other
+
+        fake.spoil = restart
+        report = run_acceptance(fake.endpoint, AcceptanceGate(), SpeculationSpec(), tmp_path)
+    assert report.verdict is Verdict.INVALID and "server-changed" in codes(report)
+
+
+def test_a_vllm_that_starts_anew_is_invalid(tmp_path: Path) -> None:
+    with FakeEngine(engine="vllm") as fake:
+
+        def restart(_: Reply, count: int) -> None:
+            if count == 100:
+                fake.verifications = fake.accepted = fake.drafted = 0
+
+        fake.spoil = restart
+        report = run_acceptance(fake.endpoint, AcceptanceGate(), SpeculationSpec(), tmp_path)
+    assert report.verdict is Verdict.INVALID and "server-changed" in codes(report)
 
 
 def test_lost_requests_are_invalid(tmp_path: Path) -> None:
