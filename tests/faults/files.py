@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 from tasks.checkpoint.survey import INDEX
@@ -283,6 +284,27 @@ def template_cut_off(c: Copy) -> None:
         c.replace("chat_template.jinja", b"{% for message in messages %}{{ message.content }")
     else:
         c.edit_json("tokenizer_config.json", lambda t: t.update(chat_template="{% for m in"))
+
+
+def reword(old: str, new: str) -> Callable[[Copy], None]:
+    """Replace words of the template, wherever it is kept."""
+
+    def edit(c: Copy) -> None:
+        path = c.root / "chat_template.jinja"
+        text = path.read_text(encoding="utf-8")
+        assert old in text, "nothing to break"
+        c.replace(path.name, text.replace(old, new).encode())
+
+    return edit
+
+
+for _name, _old, _new in (
+    ("template_reads_the_last_turn_only", "in messages", "in messages[-1:]"),
+    ("template_drops_the_system_prompt", "in messages", "in messages[1:]"),
+    ("template_makes_everyone_a_user", "message.role", "'user'"),
+    ("template_changes_the_case", "text(message.content)", "text(message.content)|lower"),
+):
+    fault("template-loses", name=_name)(reword(_old, _new))
 
 
 @fault("token-ids")

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tasks.gates.audit.alignment import misaligned
+from tasks.gates.audit.alignment import fit
 from tasks.gates.audit.nvfp4 import (
     bf16_bits_to_f32,
     block_amax_bits,
@@ -17,6 +17,8 @@ from tasks.gates.audit.nvfp4 import (
     scales_of,
     step_of,
 )
+from tasks.gates.audit.result import Findings
+from tasks.gates.audit.values import check_strangers
 from tests.faults.inject import Array
 
 ROWS, COLUMNS = 256, 512
@@ -69,7 +71,7 @@ def packed(draw: Draw) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("name", [*WEIGHTS, *SILENT])
 def test_scales_in_their_place(name: str) -> None:
-    assert misaligned(*packed((WEIGHTS | SILENT)[name])) is None
+    assert fit(*packed((WEIGHTS | SILENT)[name])) == (None, True if name in WEIGHTS else None)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -84,16 +86,41 @@ def test_scales_in_their_place(name: str) -> None:
 )
 def test_shifted(name: str, step: int, axis: int, where: str) -> None:
     codes, scale = packed(WEIGHTS[name])
-    assert misaligned(codes, np.roll(scale, step, axis=axis)) == where
+    assert fit(codes, np.roll(scale, step, axis=axis)).elsewhere == where
 
 
 def test_in_the_order_of_a_kernel() -> None:
     codes, scale = packed(normal)
     tiles = scale.reshape(ROWS // 128, 4, 32, -1, 4).transpose(0, 3, 2, 1, 4)
     stored = np.ascontiguousarray(tiles).reshape(scale.shape)
-    assert misaligned(codes, stored) == "in the order of a GEMM kernel"
+    assert fit(codes, stored).elsewhere == "in the order of a GEMM kernel"
 
 
 def test_too_few_blocks_prove_nothing() -> None:
     codes, scale = packed(normal)
-    assert misaligned(codes[:2, :64], np.roll(scale[:2, :8], 1, axis=1)) is None
+    assert fit(codes[:2, :64], np.roll(scale[:2, :8], 1, axis=1)) == (None, None)
+
+
+STRANGE: dict[str, Callable[[Array], Array]] = {
+    "shuffled": lambda scale: np.random.default_rng(1).permutation(scale.ravel()).reshape(ROWS, -1),
+    "all the same": lambda scale: np.full_like(scale, 0x7E),
+    "one for each row": lambda scale: np.repeat(scale.max(1, keepdims=True), scale.shape[1], 1),
+    "two blocks on": lambda scale: np.roll(scale, 2, axis=1),
+    "backwards": lambda scale: scale[:, ::-1],
+    "column by column": lambda scale: np.ascontiguousarray(scale.T).reshape(scale.shape),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("name", ["normal", "laplace", "student"])
+def test_scales_that_know_nothing_of_their_codes(name: str, strange: str) -> None:
+    codes, scale = packed(WEIGHTS[name])
+    assert fit(codes, STRANGE[strange](scale)) == (None, False)
+
+
+def test_strangers_are_those_that_most_are_not() -> None:
+    few, most = Findings(), Findings()
+    check_strangers({"a": True, "b": True, "c": False}, few)
+    assert [(f.code, f.tensor) for f in few.faults()] == [("scales-misaligned", "c.weight_scale")]
+    check_strangers({"a": True, "b": False, "c": False}, most)
+    assert most.faults() == ()

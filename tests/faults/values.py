@@ -257,6 +257,40 @@ def block_scales_in_the_order_of_a_kernel(c: Copy) -> None:
     c.edit(f"{LAYER}.0.linear_attn.in_proj_qkv.weight_scale", tiled)
 
 
+@fault("scales-misaligned")
+def block_scales_of_a_layer_shuffled(c: Copy) -> None:
+    draw = np.random.default_rng(0)
+    for name in c.names(within=f"{LAYER}.1."):
+        if name.endswith(".weight_scale"):
+            c.edit(name, lambda a: draw.permutation(a.reshape(-1)).reshape(a.shape))
+
+
+@fault("scales-misaligned")
+def block_scales_of_the_next_expert(c: Copy) -> None:
+    one, other = (f"{EXPERT}.{e}.down_proj" for e in (1, 2))
+    swap(c, one, other, (".weight_scale",))
+
+
+@fault("scales-misaligned")
+def block_scales_of_a_tensor_are_one_value(c: Copy) -> None:
+    c.edit(f"{LAYER}.1.linear_attn.in_proj_qkv.weight_scale", lambda a: np.full_like(a, 448))
+
+
+@fault("signs-lost")
+def signs_lost(c: Copy) -> None:
+    c.edit(f"{LAYER}.1.linear_attn.out_proj.weight", lambda a: a & 0x77)
+
+
+@fault("signs-lost")
+def signs_of_every_second_element_lost(c: Copy) -> None:
+    c.edit(f"{EXPERT}.5.up_proj.weight", lambda a: a & 0xF7)
+
+
+@fault("signs-lost")
+def signs_of_the_draft_s_fc_lost(c: Copy) -> None:
+    c.edit("mtp.fc.weight", np.abs)
+
+
 @fault("zero-weights")
 def all_zero_expert(c: Copy) -> None:
     for leaf in ("gate_proj", "up_proj", "down_proj"):
@@ -309,11 +343,6 @@ def two_experts_swapped(c: Copy) -> None:
 @fault("source-mismatch", needs_source=True)
 def nibbles_swapped(c: Copy) -> None:
     c.edit(f"{EXPERT}.2.down_proj.weight", lambda a: (a >> 4) | (a << 4))
-
-
-@fault("source-mismatch", needs_source=True)
-def signs_lost(c: Copy) -> None:
-    c.edit(f"{LAYER}.1.linear_attn.out_proj.weight", lambda a: a & 0x77)
 
 
 @fault("source-mismatch", needs_source=True)

@@ -167,6 +167,9 @@ CODES: Mapping[str, Kind] = {
         "block scales stand beside other blocks than their own",
         "Every block is too loud or too quiet; a small model still answers almost as well.",
     ),
+    "signs-lost": Kind(
+        "values", "all elements of a weight, or every second one, have one sign", _GARBAGE
+    ),
     "zero-weights": Kind("values", "a whole weight is zero", "The module or expert is dead."),
     "duplicate-weights": Kind(
         "values", "two modules have the same bytes", "One of them computes the other's function."
@@ -200,6 +203,11 @@ CODES: Mapping[str, Kind] = {
     ),
     "sidecar-unreadable": Kind(
         "metadata", "a tokenizer, template or settings file cannot be parsed", _LOADS
+    ),
+    "template-loses": Kind(
+        "metadata",
+        "the chat template loses what is said, or who says it",
+        "The model reads another conversation than it is sent.",
     ),
     "token-ids": Kind(
         "metadata",

@@ -22,7 +22,10 @@ as well:
   scales must tell the same story of each, and modules that engines fuse are treated alike.
 - The packer: the largest block scale of a group that shares `weight_scale_2` is 448; a block's
   largest code is 6, or 4 under a subnormal scale; a block of zeros has scale 1; the larger a
-  block's scale, the smaller its other codes, or the scales belong to other blocks.
+  block's scale, the smaller its other codes, or the scales belong to other blocks or to other
+  weights; codes of both signs, in the low nibbles as in the high ones.
+- The chat template: every turn of a conversation is found again, in order, and an assistant's is
+  marked otherwise than a user's.
 - The norms: inputs of q, k, v, in_proj, gate and up, and K, are outputs of RMS norms, whose gains
   bound their amax from both sides; V, and the inputs of o_proj, out_proj and down_proj, follow
   from these and from the lengths of the weights' rows. Where a draft head's scales are borrowed,
@@ -33,7 +36,7 @@ as well:
   0.095). Metadata must be the source's; what may differ is listed in `gates.audit.may_change`.
 
 Without `--source` the audit cannot know that a sound tensor is not this model's: experts or layers
-exchanged, signs or nibbles swapped. Releases compare.
+exchanged, nibbles swapped, a draft head that was trained for less. Releases compare.
 
 ## Codes
 """

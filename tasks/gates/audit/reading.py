@@ -16,6 +16,7 @@ from tasks.gates.audit.result import Findings
 from tasks.gates.audit.source import SourceWeights
 from tasks.gates.audit.values import (
     Looked,
+    check_strangers,
     check_tops,
     check_twins,
     look_at_packed,
@@ -57,6 +58,7 @@ class Reading:
         self.errors: dict[str, float] = {}
         self.proven: set[str] = set()
         self.rows: dict[str, tuple[float, float]] = {}
+        self._own: dict[str, bool] = {}
         self._tops: dict[str, int] = {}
         self._prints: dict[str, tuple[Any, ...]] = {}
 
@@ -85,6 +87,7 @@ class Reading:
                 self.progress(0.98 * done / whole, "reading weights")
         check_tops(model, self._tops, findings)
         check_twins(self._prints, findings)
+        check_strangers({n: o for n, o in self._own.items() if n not in self.proven}, findings)
         if self.weights is not None and model.complete:
             self._check_absent(model, findings)
 
@@ -110,6 +113,8 @@ class Reading:
             findings.extend(one.found)
             if one.top is not None:
                 self._tops[name] = one.top
+            if one.own is not None and not one.found:
+                self._own[name] = one.own
             if one.fingerprint is not None:
                 self._prints[name] = one.fingerprint
         self.rows |= outcome.rows

@@ -10,6 +10,7 @@ from typing import Any
 from tasks.architectures import text_config
 from tasks.checkpoint.survey import read_json
 from tasks.gates.audit.result import Findings, Promise
+from tasks.gates.audit.template import TEMPLATE, check_template
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 JSON_FILES = (
@@ -25,7 +26,6 @@ JSON_FILES = (
     "chat_template.json",
 )
 COMPARED = (*JSON_FILES, "merges.txt", "vocab.txt", "tokenizer.model")
-TEMPLATE = "chat_template.jinja"
 REWRITTEN: Mapping[str, frozenset[str]] = {
     "tokenizer.json": frozenset({"truncation", "padding", "version"}),
     "tokenizer_config.json": frozenset(
@@ -55,7 +55,7 @@ def check_sidecars(root: Path, config: Mapping[str, Any], findings: Findings) ->
     trees = {name: _tree(root, name, findings) for name in JSON_FILES if (root / name).exists()}
     template = _template(root, trees.get("tokenizer_config.json"))
     if template is not None:
-        _check_template(template, findings)
+        check_template(template, trees.get("tokenizer_config.json"), findings)
     _check_tokens(config, trees, findings)
     if trees.get("tokenizer_config.json") and not _has_vocabulary(root):
         findings.add("sidecar-missing", "tokenizer.json", "There are settings without it.")
@@ -121,23 +121,6 @@ def _template(root: Path, tokenizer: Mapping[str, Any] | None) -> str | None:
         inner = None
     held = inner or (tokenizer or {}).get("chat_template")
     return held if isinstance(held, str) or held is None else json.dumps(held, sort_keys=True)
-
-
-def _check_template(template: str, findings: Findings) -> None:
-    from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    extensions = ["jinja2.ext.loopcontrols", "jinja2.ext.do"]
-    environment = ImmutableSandboxedEnvironment(extensions=extensions)
-    environment.globals["generation"] = None
-    try:
-        environment.parse(template)
-    except TemplateSyntaxError as error:
-        if "generation" not in str(error):
-            what = f"Line {error.lineno}: {error.message}."
-            findings.add("sidecar-unreadable", TEMPLATE, what)
-    if not template.strip():
-        findings.add("sidecar-unreadable", TEMPLATE, "It is empty.")
 
 
 def _check_tokens(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tasks.checkpoint.files import CheckpointFiles, TensorInfo
-from tasks.gates.audit.alignment import misaligned
+from tasks.gates.audit.alignment import fit
 from tasks.gates.audit.model import Model, Module
-from tasks.gates.audit.nvfp4 import BLOCK, MAGNITUDE, TOP, wrong_blocks
+from tasks.gates.audit.nvfp4 import BLOCK, MAGNITUDE, SIGN, TOP, wrong_blocks
 from tasks.gates.audit.result import Findings
 
 Found = tuple[str, str | None, str]
@@ -28,6 +28,8 @@ class Looked:
     top: int | None = None
     """Largest block scale (E4M3 bits); None where there is none to be trusted."""
     fingerprint: tuple[Any, ...] | None = None
+    own: bool | None = None
+    """Whether the block scales know the codes beside them; None where that cannot be told."""
 
 
 def look_at_packed(files: CheckpointFiles, module: Module) -> Looked:
@@ -60,9 +62,12 @@ def look_at_packed(files: CheckpointFiles, module: Module) -> Looked:
             f" {first[1] * BLOCK}-{first[1] * BLOCK + BLOCK - 1}."
         )
         looked.found.append(("codes-mismatch", weight.name, what))
-    elif (where := misaligned(codes, bits)) is not None:
-        what = f"The scales that fit the codes stand {where}."
-        looked.found.append(("scales-misaligned", scale.name, what))
+    else:
+        elsewhere, looked.own = fit(codes, bits)
+        if elsewhere is not None:
+            what = f"The scales that fit the codes stand {elsewhere}."
+            looked.found.append(("scales-misaligned", scale.name, what))
+        _look_at_signs(weight, _signs_of_codes(codes), looked)
     looked.fingerprint = _fingerprint(codes, weight.shape)
     return looked
 
@@ -85,6 +90,8 @@ def look_at_plain(files: CheckpointFiles, info: TensorInfo, *, may_be_zero: bool
         looked.found.append(("weight-nonfinite", info.name, "Holds NaN or infinity."))
     elif zero and info.nbytes and not may_be_zero:
         looked.found.append(("zero-weights", info.name, "All of it is zero."))
+    elif info.dtype == "BF16" and len(info.shape) == 2 and not may_be_zero:
+        _look_at_signs(info, _signs_of_bf16(values.view(np.uint16)), looked)
     return looked
 
 
@@ -96,6 +103,16 @@ def check_tops(model: Model, tops: Mapping[str, int], findings: Findings) -> Non
             name = max(held, key=lambda name: held[name])
             what = f"The largest block scale of {len(members)} module(s) is not 448."
             findings.add("scale-range", f"{name}.weight_scale", what)
+
+
+def check_strangers(own: Mapping[str, bool], findings: Findings) -> None:
+    """Block scales that know nothing of their codes, in a model where most of the others do."""
+    strangers = [name for name, knows in own.items() if not knows]
+    if 2 * len(strangers) >= len(own):
+        return
+    for name in strangers:
+        what = "They know nothing of the codes: another weight's, shuffled, or all the same."
+        findings.add("scales-misaligned", f"{name}.weight_scale", what)
 
 
 def check_twins(fingerprints: Mapping[str, tuple[Any, ...]], findings: Findings) -> None:
@@ -138,6 +155,40 @@ def _look_at_scales(name: str, bits: Array, looked: Looked) -> None:
     ):
         if count:
             looked.found.append((code, name, f"{count} of {bits.size} block scales are {what}."))
+
+
+SIGNED = 1024
+"""Elements from which their signs are looked at."""
+ONE_SIGN = 0.02
+"""Share of elements that have the rarer sign, at least: about half have in any trained weight."""
+
+
+def _look_at_signs(info: TensorInfo, shares: list[float], looked: Looked) -> None:
+    if shares and min(shares) < ONE_SIGN:
+        what = f"{1 - min(shares):.1%} of its elements, or of every second one, have one sign."
+        looked.found.append(("signs-lost", info.name, what))
+
+
+def _signs_of_codes(codes: Array) -> list[float]:
+    """Share of the rarer sign among non-zero codes, of low and high nibbles apart."""
+    byte = np.arange(256)
+    seen = np.bincount(codes[:: max(1, codes.shape[0] // 128)].reshape(-1), minlength=256)
+    shares = []
+    for shift in (0, 4):
+        code = byte >> shift
+        used = seen[(code & 7) != 0].sum()
+        negative = seen[((code & 7) != 0) & ((code & 8) != 0)].sum()
+        if used >= SIGNED:
+            shares.append(float(min(negative, used - negative) / used))
+    return shares
+
+
+def _signs_of_bf16(bits: Array) -> list[float]:
+    """The same of BF16 bits [N, K], as one share."""
+    part = bits[:: max(1, bits.shape[0] // 128)]
+    used = int(np.count_nonzero(part & MAGNITUDE))
+    negative = int(np.count_nonzero(part > SIGN))
+    return [min(negative, used - negative) / used] if used >= SIGNED else []
 
 
 def _fingerprint(codes: Array, shape: tuple[int, ...]) -> tuple[Any, ...]:
