@@ -20,6 +20,8 @@ PROMPT_SLACK = 3
 """Tokens by which a prompt may differ: a token of beginning, a line end."""
 TEXT_SLACK = 6
 """Tokens by which a text may differ besides a tenth: end of text, reasoning marks, respelling."""
+OPENS = ("<think>", "<thinking>", "[THINK]")
+"""Ends of a rendered prompt after which a model reasons before it answers."""
 ODD = 0.1
 """Share of requests that may differ before it counts."""
 
@@ -44,21 +46,30 @@ class Tokens:
         except Exception:  # whatever is wrong with the files is the audit's to say
             return None
 
-    def count(self, prompt: Prompt, line: Line) -> dict[str, int | None]:
-        """{prompt, text}: tokens of a request and of its answer (text and reasoning)."""
+    def count(self, prompt: Prompt, line: Line) -> dict[str, int | bool | None]:
+        """{prompt, text}: tokens of a request and of its answer (text and reasoning).
+
+        `thinks`: whether the template opens the reasoning, so that the answer begins with it.
+        """
         text = str(line.get("text") or "")
         reasoning = str(line.get("reasoning") or "")
-        return {"prompt": self._prompt(prompt), "text": self._size(text) + self._size(reasoning)}
+        read = self._read(prompt)
+        return {
+            "prompt": None if read is None else self._size(read),
+            "text": self._size(text) + self._size(reasoning),
+            "thinks": read is not None and read.rstrip().endswith(OPENS),
+        }
 
     def _size(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else 0
 
-    def _prompt(self, prompt: Prompt) -> int | None:
+    def _read(self, prompt: Prompt) -> str | None:
+        """What the model reads of a prompt."""
         values: dict[str, Any] = {**self._special, "add_generation_prompt": True}
         if prompt.sampling.thinking != "default":
             values["enable_thinking"] = prompt.sampling.thinking == "on"
         try:
-            return self._size(self._template.render(messages=list(prompt.messages), **values))
+            return str(self._template.render(messages=list(prompt.messages), **values))
         except Exception:  # a template may refuse any conversation it likes
             return None
 

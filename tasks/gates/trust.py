@@ -139,10 +139,16 @@ def _reasoning(whole: Sequence[Line]) -> list[tuple[str, str]]:
         and not (line.get("reasoning") or "").strip()
         and line["text"].strip()
     ]
-    return [
+    thinking = [line for line in whole if (line.get("own_tokens") or {}).get("thinks")]
+    aloud = [x for x in thinking if not (x.get("reasoning") or "").strip() and x["text"].strip()]
+    found = [
         *_over(same, whole, "reasoning-as-answer", "answers are the reasoning once more"),
         *_over(hidden, whole, "reasoning-as-answer", "answers bill reasoning that is not apart"),
     ]
+    if 2 * len(aloud) > len(thinking):
+        detail = f"the template opens the reasoning; {len(aloud)} of {len(thinking)} answers have"
+        found.append(("reasoning-as-answer", f"{detail} none apart (no reasoning parser?)"))
+    return found
 
 
 def _tokens(whole: Sequence[Line], max_tokens: int | None) -> list[tuple[str, str]]:

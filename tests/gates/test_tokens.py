@@ -17,7 +17,7 @@ from tests.servers.fake import Brain, FakeEngine, Reply
 
 TEMPLATE = (
     "{% for m in messages %}[ {{ m.role }} ] {{ m.content }} [/]\n{% endfor %}"
-    "{% if add_generation_prompt %}[ assistant ]{% if enable_thinking is defined %} think"
+    "{% if add_generation_prompt %}[ assistant ]{% if enable_thinking is defined %} <think>"
     "{% endif %}{% endif %}"
 )
 
@@ -43,8 +43,8 @@ def test_prompts_are_counted_through_the_template(checkpoint: Path) -> None:
     tokens = Tokens.open(checkpoint)
     assert tokens is not None
     line = {"text": "a b c", "reasoning": "d e"}
-    assert tokens.count(prompt(), line) == {"prompt": 15, "text": 5}
-    assert tokens.count(prompt(thinking="on"), line)["prompt"] == 16
+    assert tokens.count(prompt(), line) == {"prompt": 15, "text": 5, "thinks": False}
+    assert tokens.count(prompt(thinking="on"), line) == {"prompt": 16, "text": 5, "thinks": True}
 
 
 def test_files_that_say_nothing_give_no_count(tmp_path: Path) -> None:

@@ -110,6 +110,18 @@ def test_reasoning_as_the_answer() -> None:
     assert found(lines) == set()
 
 
+def test_reasoning_that_the_template_opens_must_come_apart() -> None:
+    thinks = {"own_tokens": {"prompt": 9, "text": 30, "thinks": True}}
+    lines = [{**line, **thinks} for line in sound()]
+    assert found(lines) == {"reasoning-as-answer"}
+    apart = [
+        {**line, "reasoning": f"I count {i} of them and add two."} for i, line in enumerate(lines)
+    ]
+    assert found(apart) == set()
+    assert found(apart[:120] + lines[120:]) == set()  # some answers need no thought
+    assert found([{**line, "text": "", "reasoning": "Hm, I"} for line in lines]) == set()
+
+
 def test_more_tokens_than_text_or_limit() -> None:
     lines = sound()
     for line in lines[:9]:
