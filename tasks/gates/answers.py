@@ -23,9 +23,12 @@ from typing import Literal
 
 Rule = Literal["boxed", "hashes", "last-number", "none"]
 
+_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+"""A letter or digit after which no number begins; Chinese, Japanese and Korean set no spaces."""
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+\u2212]?\s?(?:[$\u20ac\u00a3]\s?)?[-+\u2212]?"
-    r"(?:\d{1,3}(?:,\d{3})+|\d+)?(?:(?<=\d)\.\d+|(?<!\d)\.\d+)?"
+    rf"(?<!{_WORD})(?<!\.)"
+    r"[-+\u2212]?\s?(?:[$\u20ac\u00a3]\s?)?[-+\u2212]?"
+    r"(?:\d{1,3}(?:[,\u00a0\u2009\u202f]\d{3})+|\d+)?(?:(?<=\d)\.\d+|(?<!\d)\.\d+)?"
     r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%)?"
 )
 _PLAIN = re.compile(
@@ -33,6 +36,8 @@ _PLAIN = re.compile(
 )
 _MIXED = re.compile(r"(?P<sign>-?)(?P<whole>\d+) (?P<over>\d+)/(?P<under>\d+)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_SPACED = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")
+_GROUPS = re.compile(r"\D*\d{1,3}(?: \d{3})+\D*")
 _LATEX_SAFE = re.compile(r"[\d\s+\-*/().,{}^%=\\a-zA-Z]{1,80}")
 _LATEX_WORDS = {"frac", "dfrac", "tfrac", "sqrt", "pi", "cdot", "times", "div", "left", "right"}
 _TRAILING = " \t\n.,;:!?*_`'\")]}"
@@ -90,10 +95,13 @@ def grade(answer: str, gold: str) -> bool:
 def number(text: str) -> Fraction | None:
     """The one number that a short answer states, units and signs of money aside; None if not one.
 
-    `$1,234.50` -> 2469/2; `1/2`; `3 1/2` -> 7/2; `60%` -> 60; `12 apples`; `x = 7`; `12.` -> 12.
+    `$1,234.50` -> 2469/2; `1/2`; `3 1/2` -> 7/2; `60%` -> 60; `12 apples`; `x = 7`; `12.` -> 12;
+    `1 234` -> 1234; `3 dozen = 36`.
     Two different numbers ("3 or 4", "12 km in 2 hours") are not an answer.
     """
     plain = _plain(text)
+    if plain.count("=") == 1:
+        plain = plain.partition("=")[2].strip()
     mixed = _MIXED.fullmatch(plain)
     if mixed and int(mixed["under"]):
         value = int(mixed["whole"]) + Fraction(int(mixed["over"]), int(mixed["under"]))
@@ -122,6 +130,7 @@ def _plain(text: str) -> str:
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}", r" \1/\2", text)
     text = re.sub(r"(?<=\d)(?:\\[,;: ]|\{,\})(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"\\[,;!: ]|~|\\quad|\\left|\\right|\\\(|\\\)|\\\[|\\\]", " ", text)
+    text = re.sub(r"\\approx|\u2248", " ", _SPACED.sub("", text))
     text = text.replace("\\%", "%").replace("\\$", "$")
     text = text.replace("\u2212", "-").replace("\u2013", "-").replace("\u00a0", " ")
     text = re.sub(r"\\(?:degree|circ|deg)\b|\^\s*\{?\s*\\circ\s*\}?|\u00b0", " ", text)
@@ -129,6 +138,8 @@ def _plain(text: str) -> str:
     text = re.sub(r"[$\u20ac\u00a3*_]", "", text)
     text = re.sub(r"\(\s*(-?[\d.,/]+)\s*\)", r"\1", text)
     text = _THOUSANDS.sub("", text)
+    if _GROUPS.fullmatch(text):
+        text = re.sub(r"(?<=\d) (?=\d{3})", "", text)
     text = re.sub(r"-\s+(?=[\d.])", "-", text) if re.match(r"-\s", text) else text
     return re.sub(r"\s*([/%])\s*", r"\1", text).rstrip(_TRAILING).strip()
 

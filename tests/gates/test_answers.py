@@ -8,6 +8,12 @@ import pytest
 from tasks.gates.answers import extract, grade
 
 RIGHT = [
+    ("\u0661\u0662", "12"),
+    ("\uff11\uff12\u3002", "12"),
+    ("1 234", "1,234"),
+    ("1\u202f234 \u20ac", "1234"),
+    (r"\approx 12", "12"),
+    ("3 dozen = 36 eggs", "36"),
     ("$1,234.50", "1234.5"),
     ("$1,234.50", "1,234.50"),
     ("1/2", "0.5"),
@@ -38,6 +44,8 @@ RIGHT = [
     (r"2\times 3", "6"),
 ]
 WRONG = [
+    ("12 34", "1234"),
+    ("x = 3 or 4", "4"),
     ("-3", "3"),
     ("3", "-3"),
     ("0.6", "60"),
@@ -79,6 +87,10 @@ def test_wrong_answers_stay_wrong(answer: str, gold: str) -> None:
         ("He has 5-3=2 left", "2", "last-number"),
         ("I would say 60 %!", "60 %", "last-number"),
         ("There are 12 apples", "12", "last-number"),
+        ("\u7b54\u6848\u662f12\u4e2a\u82f9\u679c\u3002", "12", "last-number"),
+        ("\uc0ac\uacfc\ub294 12\uac1c", "12", "last-number"),
+        ("Il reste 1\u202f234 pommes", "1\u202f234", "last-number"),
+        ("It is room A12", "", "none"),
         ("It is .5", ".5", "last-number"),
         ("nothing here", "", "none"),
         ("####", "", "none"),
