@@ -113,6 +113,7 @@ class Architecture:
         fused_experts: leaf tensor names that hold all experts in one; stale when left beside
             per-expert tensors.
         norm_offset: what a plain RMS norm adds to its weight before it multiplies.
+        activation: `hidden_act` in config.json.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Architecture:
     layouts: tuple[DraftLayout, ...]
     fused_experts: tuple[str, ...]
     norm_offset: float = 1.0
+    activation: str = "silu"
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ def config_without_layer_count(c: Copy) -> None:
 
 
 @fault("config-invalid")
+def config_of_another_activation(c: Copy) -> None:
+    c.edit_json("config.json", lambda t: t["text_config"].update(hidden_act="gelu"))
+
+
+@fault("config-invalid")
 def config_with_a_billion_experts(c: Copy) -> None:
     c.edit_json("config.json", lambda t: t["text_config"].update(num_experts=10**9))
 

@@ -162,7 +162,7 @@ def test_counters_without_a_number_of_tokens_are_invalid(tmp_path: Path) -> None
     with FakeEngine() as fake:
 
         def bare(reply: Reply, count: int) -> None:
-            body = json.loads(fake._payload(reply, count))
+            body = json.loads(fake.payload(reply, count))
             del body["usage"], body["choices"][0]["meta_info"]["completion_tokens"]
             reply.raw = json.dumps(body).encode()
 
@@ -171,11 +171,9 @@ def test_counters_without_a_number_of_tokens_are_invalid(tmp_path: Path) -> None
     assert report.verdict is Verdict.INVALID and "counters-contradict" in codes(report)
 
 
-def test_totals_that_stand_still_are_invalid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_totals_that_stand_still_are_invalid(tmp_path: Path) -> None:
     with FakeEngine() as fake:
-        monkeypatch.setattr(fake, "_account", lambda reply: None)
+        fake.decodes = False
         report = run_acceptance(fake.endpoint, AcceptanceGate(), SpeculationSpec(), tmp_path)
     assert report.verdict is Verdict.INVALID and codes(report) == {"totals-disagree"}
 

@@ -17,6 +17,9 @@ from tests.gates.matrix.wrong import WRONG, Wrong, poor
 from tests.servers.fake import Brain, solver
 
 QUICK = (
+    "the same, with no /metrics",
+    "answers from a cache",
+    "becomes another model under the same name",
     "truncates at half the median answer",
     "answers 500, then recovers",
     "duplicates answers",

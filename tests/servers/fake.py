@@ -114,6 +114,10 @@ class FakeEngine:
         info: overrides in /server_info.
         engine: dialect to speak (`sglang`, `reference` or `vllm`).
         ready_after: health checks answered 503 before the first 200.
+
+    Attributes:
+        decodes: whether its totals move when it answers.
+        exports: whether it has /metrics.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class FakeEngine:
         self.positions = [0] * len(accept)
         self.bodies: list[dict[str, Any]] = []
         self.dead = False
+        self.decodes = self.exports = True
         self.http = HttpServer(self._handle)
 
     def __enter__(self) -> FakeEngine:
@@ -171,7 +176,7 @@ class FakeEngine:
             pages["/version"] = {"version": "0.20.0"}
         else:
             pages |= {"/server_info": self.info, "/model_info": recorded("model_info.json")}
-        if path == "/metrics":
+        if path == "/metrics" and self.exports:
             return self._metrics().encode()
         return json.dumps(pages[path]).encode() if path in pages else None
 
@@ -190,8 +195,9 @@ class FakeEngine:
             return Answer(drop=True)
         if reply.status != 200:
             return Answer(b'{"error": {"message": "scripted"}}', status=reply.status)
-        self._account(reply)
-        return Answer(reply.raw if reply.raw is not None else self._payload(reply, count))
+        if self.decodes:
+            self._account(reply)
+        return Answer(reply.raw if reply.raw is not None else self.payload(reply, count))
 
     def _reply(self, body: dict[str, Any]) -> Reply:
         text = self.brain(body["messages"][-1]["content"])
@@ -233,7 +239,7 @@ class FakeEngine:
         for place in range(len(self.accept)):
             self.positions[place] += sum(reply.histogram[place + 1 :])
 
-    def _payload(self, reply: Reply, count: int) -> bytes:
+    def payload(self, reply: Reply, count: int) -> bytes:
         payload = recorded("chat.json") if self.engine != "vllm" else _vllm_chat()
         name = reply.id or f"{count:032x}"
         payload |= {"id": name, "model": reply.model or reply.body.get("model") or self.model}

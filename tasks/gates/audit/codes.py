@@ -23,7 +23,7 @@ CODES: Mapping[str, Kind] = {
     "config-missing": Kind("structure", "there is no config.json", "No engine can load it."),
     "config-unreadable": Kind("structure", "config.json is no JSON object", _LOADS),
     "config-invalid": Kind(
-        "structure", "config.json lacks or garbles a size that the architecture needs", _LOADS
+        "structure", "config.json lacks or garbles a value that the architecture needs", _LOADS
     ),
     "architecture-unsupported": Kind(
         "structure", "config.json names no architecture that is known here", _LOADS

@@ -54,6 +54,10 @@ def find_architecture(found: Survey, findings: Findings) -> Architecture | None:
             f"model_type is {found.config.get('model_type')!r}; {architecture.name} goes with"
             f" {architecture.model_type!r}.",
         )
+    activation = text_config(found.config).get("hidden_act")
+    if activation not in (None, architecture.activation):
+        what = f"hidden_act is {activation!r}; {architecture.name} has {architecture.activation!r}."
+        findings.add("config-invalid", "config.json", what)
     return architecture
 
 

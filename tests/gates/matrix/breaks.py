@@ -107,6 +107,78 @@ def block_scales_shifted(copy: Copy) -> None:
     )
 
 
+def block_scales_shuffled(copy: Copy) -> None:
+    draw = np.random.default_rng(3)
+    _each(
+        copy,
+        lambda n: "model." in n and ".layers.1." in n and n.endswith(SCALES),
+        lambda a: draw.permutation(a.reshape(-1)).reshape(a.shape),
+    )
+
+
+def signs_lost(copy: Copy) -> None:
+    _each(copy, lambda n: ".layers.1." in n and _is_packed(copy, n), lambda a: a & 0x77)
+
+
+def _is_packed(copy: Copy, name: str) -> bool:
+    return copy.files.tensors[name].dtype == "U8"
+
+
+def draft_experts_exchanged(copy: Copy) -> None:
+    _exchange_experts(copy, "mtp.layers.0.")
+
+
+def experts_exchanged(copy: Copy) -> None:
+    _exchange_experts(copy, "model.language_model.layers.1.")
+
+
+def _exchange_experts(copy: Copy, layer: str) -> None:
+    """Each expert of a layer gets the next one's tensors, the router stays."""
+    files, part = copy.files, re.compile(re.escape(layer) + r"mlp\.experts\.(\d+)\.(.+)")
+    found = {name: match for name in files.tensors if (match := part.match(name))}
+    count = 1 + max(int(match[1]) for match in found.values())
+    copy.rewrite(
+        {
+            name: files.array(f"{layer}mlp.experts.{(int(match[1]) + 1) % count}.{match[2]}").copy()
+            for name, match in found.items()
+        }
+    )
+
+
+def kv_heads_swapped(copy: Copy) -> None:
+    """K of one head beside V of another."""
+    _each(
+        copy,
+        lambda n: n.startswith("model.") and n.endswith(("k_proj.weight", "k_proj.weight_scale")),
+        lambda a: np.roll(a, len(a) // 2, axis=0),
+    )
+
+
+def norms_at_their_start(copy: Copy) -> None:
+    _each(copy, lambda n: n.startswith("model.") and n.endswith("layernorm.weight"), np.zeros_like)
+
+
+def rope_theta_of_another_model(copy: Copy) -> None:
+    def edit(tree: dict[str, Any]) -> None:
+        tree["text_config"]["rope_parameters"]["rope_theta"] = 1e7
+
+    copy.edit_json("config.json", edit)
+
+
+def _template(copy: Copy, old: str, new: str) -> None:
+    text = (copy.root / "chat_template.jinja").read_text(encoding="utf-8")
+    assert old in text, "nothing to break"
+    copy.replace("chat_template.jinja", text.replace(old, new).encode())
+
+
+def template_of_the_last_turn(copy: Copy) -> None:
+    _template(copy, "in messages", "in messages[-1:]")
+
+
+def template_without_generation_prompt(copy: Copy) -> None:
+    _template(copy, "if add_generation_prompt", "if false")
+
+
 def nibbles_swapped(copy: Copy) -> None:
     packed = {n for n, i in copy.files.tensors.items() if i.dtype == "U8" and "model." in n}
     _each(copy, lambda n: n in packed, lambda a: ((a >> 4) | (a << 4)).astype(np.uint8))
@@ -183,6 +255,15 @@ BREAKS = [
     Break("draft k_scale, v_scale 100 times", draft_k_scale_100),
     Break("one expert zeroed", expert_zeroed),
     Break("one layer's block scales shifted", block_scales_shifted),
+    Break("one layer's block scales shuffled", block_scales_shuffled),
+    Break("one layer's signs lost", signs_lost),
+    Break("draft's experts exchanged", draft_experts_exchanged),
+    Break("one layer's experts exchanged", experts_exchanged),
+    Break("K heads swapped, V heads not", kv_heads_swapped),
+    Break("norms as before training", norms_at_their_start),
+    Break("rope_theta of another model", rope_theta_of_another_model),
+    Break("chat template reads the last turn only", template_of_the_last_turn),
+    Break("chat template without generation prompt", template_without_generation_prompt),
     Break("nibbles swapped", nibbles_swapped),
     Break("gate and up swapped", gate_and_up_swapped),
     Break("lm_head rows permuted", lm_head_permuted),

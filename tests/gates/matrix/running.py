@@ -141,8 +141,13 @@ def measure(
 
 
 def fingerprint(gate: str, out: Path) -> dict[str, Any]:
-    """What the records say, without the clock: answers, counters, and what the log showed."""
+    """What the records say, without the clock.
+
+    Answers and counters, what the log showed, whether the server's totals moved and whether it
+    ended as what it began as.
+    """
     found: dict[str, Any] = {}
+    began: dict[str, Any] = {}
     for line in read_records(out / "records.jsonl"):
         if line["record"] == "run":
             found[f"{gate}.expected"] = json.dumps(line["inputs"].get("expected"), sort_keys=True)
@@ -155,6 +160,11 @@ def fingerprint(gate: str, out: Path) -> dict[str, Any]:
         elif line["record"] == "session":
             facts = {k: line["facts"].get(k) for k in ("models", "algorithm", "num_steps")}
             found[f"{gate}.facts"] = json.dumps([facts, line["unreachable"]], sort_keys=True)
+            began = line
+        elif line["record"] == "totals":
+            found[f"{gate}.moved"] = line["totals"] != began["totals"]
+        elif line["record"] == "end":
+            found[f"{gate}.same"] = line["facts"]["model_path"] == began["facts"]["model_path"]
     return found
 
 

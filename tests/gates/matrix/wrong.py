@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +84,71 @@ def flatters(_: FakeEngine) -> Spoil:
     return spoil
 
 
+def flatters_unseen(fake: FakeEngine) -> Spoil:
+    """The same, where no /metrics says otherwise."""
+    fake.exports = False
+    return flatters(fake)
+
+
+def answers_from_a_cache(fake: FakeEngine) -> Spoil:
+    """Sends what a good server once answered, counters and all, and decodes nothing."""
+    fake.decodes = False
+    return poor(fake)
+
+
+def becomes_another(fake: FakeEngine) -> Spoil:
+    """Starts anew as another model under the same name, time and again."""
+
+    def spoil(_: Reply, count: int) -> None:
+        if count % 15 == 0:
+            fake.info["model_path"] = f"/models/{count}"
+
+    return spoil
+
+
+def speculates_on_every_second(_: FakeEngine) -> Spoil:
+    def spoil(reply: Reply, count: int) -> None:
+        reply.speculation = count % 2 == 0
+
+    return spoil
+
+
+def counts_beside_no_bill(fake: FakeEngine) -> Spoil:
+    """Counters of a good head beside every answer, and no number of tokens to hold them against."""
+
+    def spoil(reply: Reply, count: int) -> None:
+        body = json.loads(fake.payload(reply, count))
+        del body["usage"]
+        meta = body["choices"][0]["meta_info"]
+        del meta["completion_tokens"]
+        reply.raw = json.dumps(body).encode()
+
+    return spoil
+
+
+def degenerates(_: FakeEngine) -> Spoil:
+    """Falls into a loop once it has answered 150 requests."""
+
+    def spoil(reply: Reply, count: int) -> None:
+        if count > 150:
+            reply.text, reply.tokens = "the river and " * 20, 60
+
+    return spoil
+
+
+def errs_with_200(reply: Reply, _: int) -> None:
+    reply.raw = b'{"error": {"message": "out of memory"}}'
+
+
+def bills_in_words(fake: FakeEngine) -> Spoil:
+    def spoil(reply: Reply, count: int) -> None:
+        body = json.loads(fake.payload(reply, count))
+        body["usage"]["completion_tokens"] = str(reply.tokens)
+        reply.raw = json.dumps(body).encode()
+
+    return spoil
+
+
 def claims(_: FakeEngine) -> Spoil:
     """States a length of 2.7 beside counters that say otherwise."""
 
@@ -130,6 +196,14 @@ WRONG = [
     Wrong("hangs", lambda _: after(25, hang)),
     Wrong("duplicates answers", duplicates),
     Wrong("reports fake accept lengths", flatters, {"accept": (0.3, 0.2)}),
+    Wrong("the same, with no /metrics", flatters_unseen, {"accept": (0.3, 0.2)}),
+    Wrong("answers from a cache", answers_from_a_cache),
+    Wrong("becomes another model under the same name", becomes_another),
+    Wrong("speculates on every second request", speculates_on_every_second),
+    Wrong("counters beside no number of tokens", counts_beside_no_bill),
+    Wrong("degenerates after 150 requests", degenerates),
+    Wrong("errors with status 200", lambda _: every(20, errs_with_200)),
+    Wrong("bills tokens as text", bills_in_words),
     Wrong("states another length than its counters", claims, {"accept": (0.3, 0.2)}),
     Wrong("returns the reasoning as the answer", reasons_aloud),
     Wrong("returns the reasoning in both fields", reasons_twice),
