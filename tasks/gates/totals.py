@@ -85,9 +85,10 @@ def changed(lines: Sequence[Line]) -> list[Reason]:
             totals = {}
         for name, value in (line.get("facts") or {}).items():
             if name in FIXED and value:
-                before = facts.setdefault(name, value)
-                if before != value:
-                    found.append(f"{name} was {before}, then {value}")
+                now = list(value) if isinstance(value, tuple) else value  # as records keep it
+                before = facts.setdefault(name, now)
+                if before != now:
+                    found.append(f"{name} was {before}, then {now}")
         for name, value in (line.get("totals") or {}).items():
             if value < totals.get(name, 0):
                 found.append(f"its total of {name} fell from {totals[name]:.0f} to {value:.0f}")
