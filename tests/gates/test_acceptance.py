@@ -171,11 +171,11 @@ def test_counters_without_a_number_of_tokens_are_invalid(tmp_path: Path) -> None
     assert report.verdict is Verdict.INVALID and "counters-contradict" in codes(report)
 
 
-def test_totals_that_stand_still_are_invalid(tmp_path: Path) -> None:
+def test_totals_that_stand_still_say_nothing(tmp_path: Path) -> None:
     with FakeEngine() as fake:
         fake.decodes = False
         report = run_acceptance(fake.endpoint, AcceptanceGate(), SpeculationSpec(), tmp_path)
-    assert report.verdict is Verdict.INVALID and codes(report) == {"totals-disagree"}
+    assert not codes(report) & {"totals-disagree", "server-changed"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.servers.fake import Brain, solver
 
 QUICK = (
     "the same, with no /metrics",
-    "answers from a cache",
     "becomes another model under the same name",
     "truncates at half the median answer",
     "answers 500, then recovers",

@@ -45,7 +45,7 @@ def says(response: bytes, close: bool = True) -> Talk:
     return server
 
 
-PACKED = gzip.compress(b"hello")
+PACKED = gzip.compress(b"hello", mtime=0)
 
 
 @pytest.mark.parametrize(

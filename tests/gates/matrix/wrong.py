@@ -90,12 +90,6 @@ def flatters_unseen(fake: FakeEngine) -> Spoil:
     return flatters(fake)
 
 
-def answers_from_a_cache(fake: FakeEngine) -> Spoil:
-    """Sends what a good server once answered, counters and all, and decodes nothing."""
-    fake.decodes = False
-    return poor(fake)
-
-
 def becomes_another(fake: FakeEngine) -> Spoil:
     """Starts anew as another model under the same name, time and again."""
 
@@ -197,7 +191,6 @@ WRONG = [
     Wrong("duplicates answers", duplicates),
     Wrong("reports fake accept lengths", flatters, {"accept": (0.3, 0.2)}),
     Wrong("the same, with no /metrics", flatters_unseen, {"accept": (0.3, 0.2)}),
-    Wrong("answers from a cache", answers_from_a_cache),
     Wrong("becomes another model under the same name", becomes_another),
     Wrong("speculates on every second request", speculates_on_every_second),
     Wrong("counters beside no number of tokens", counts_beside_no_bill),
