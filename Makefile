@@ -16,7 +16,8 @@ demo: setup
 	$(BIN)/quantgate release deployments/demo/release.yaml $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -m "not long and not gpu and not docker and not browser and not slow"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+		-m "not long and not gpu and not docker and not browser and not slow"
 
 test-services: setup
 	$(BIN)/python -m pytest -m "(docker or browser or slow) and not long and not gpu"
