@@ -63,8 +63,8 @@ def _engine(material: CardMaterial, evidence: Evidence) -> Iterator[Safe]:
     if material.spec.serve.engine == "reference":
         yield Safe(
             "The reference engine unpacks the NVFP4 weights and rounds no activation. It shows what"
-            " the weights and the KV scales do; the rounding of activations to four bits, as a GPU's"
-            " FP4 kernels do it, was not exercised, and its speed says nothing about a GPU."
+            " the weights and the KV scales do; the rounding of activations to four bits, as in a"
+            " GPU's FP4 kernels, was not exercised, and its speed says nothing about a GPU."
         )
     yield Safe(
         "Every figure holds for the engine, its version and the hardware named beside it. Another"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,11 +21,8 @@ def matrix() -> list[Row]:
 @pytest.fixture(scope="session")
 def scratch(demo_release: Path) -> Iterator[Path]:
     """A folder on the good checkpoint's file system, so that hard links work."""
-    folder = demo_release.parent / "faults-scratch"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory(prefix="faults-", dir=demo_release.parent) as folder:
+        yield Path(folder)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -15,6 +15,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from tasks.locks import locked
+
 CACHE = Path(__file__).parents[2] / ".cache" / "wheels"
 VERSIONS = ("0.5.15.post1", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.21", "0.5.23")
 _KEPT = re.compile(
@@ -56,9 +58,13 @@ def _dsl_parts(into: Path, version: str) -> list[str]:
 def fetched(name: str, version: str) -> Path:
     """The unpacked part of one wheel, from the cache or the registry."""
     folder = CACHE / f"{name}-{version}"
-    if folder.is_dir():
-        return folder
-    CACHE.mkdir(parents=True, exist_ok=True)
+    with locked(CACHE / f".{name}-{version}.lock", "tests"):
+        if not folder.is_dir():
+            _fetch(name, version, folder)
+    return folder
+
+
+def _fetch(name: str, version: str, folder: Path) -> None:
     draft = CACHE / f".{name}-{version}.{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
     (draft / "wheel").mkdir(parents=True)
@@ -70,7 +76,6 @@ def fetched(name: str, version: str) -> Path:
         (draft / "tree").rename(folder)
     finally:
         shutil.rmtree(draft)
-    return folder
 
 
 def _download(name: str, version: str, into: Path) -> Path:
