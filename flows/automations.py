@@ -13,6 +13,8 @@ from prefect.events.actions import ChangeFlowRunState, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 
+from tasks.artifacts import ReleaseVerdict
+
 BLOCK = "quantgate-notify"
 TAG = "prefect.tag.quantgate"
 HEARTBEAT = timedelta(minutes=3)
@@ -21,7 +23,8 @@ SILENCE = 5 * HEARTBEAT
 """After this long without a sign a run is taken for dead: longer than a restart of the server."""
 UNBORN = timedelta(hours=2)
 """Longer than a host needs to pull an image of tens of gigabytes."""
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed", *ReleaseVerdict)
+"""Names of final states; an event is called by the name, and a release's is its verdict."""
 OUTCOMES = {"quantgate.release.published", "quantgate.release.rejected"}
 OUTCOMES |= {"quantgate.release.inconclusive", "quantgate.gate.failed"}
 
@@ -62,47 +65,59 @@ def notify(block: UUID) -> AutomationCore:
 
 def end_zombies() -> AutomationCore:
     """A run that was killed together with its worker would stay Running for ever."""
-    signs: set[str] = {"prefect.flow-run.heartbeat"}
-    return AutomationCore(
-        name="quantgate: end zombie runs",
-        description=f"A run without a sign of life for {SILENCE} is marked Crashed.",
-        enabled=True,
-        trigger=EventTrigger(
-            after=signs,
-            expect=signs | {f"prefect.flow-run.{end}" for end in ENDS},
-            match={"prefect.resource.id": "prefect.flow-run.*"},
-            match_related={"prefect.resource.role": "tag", "prefect.resource.id": TAG},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=SILENCE,
-        ),
-        actions=[
-            ChangeFlowRunState(state=StateType.CRASHED, message=f"No sign of life for {SILENCE}.")
-        ],
+    signs = {"prefect.flow-run.heartbeat"}
+    return _crash_after_silence(
+        "quantgate: end zombie runs",
+        f"A run without a sign of life for {SILENCE} is marked Crashed.",
+        after=signs,
+        expect=signs | _states(*ENDS),
+        within=SILENCE,
+        message=f"No sign of life for {SILENCE}.",
     )
 
 
 def end_unborn() -> AutomationCore:
     """A run whose worker was stopped just after taking it would stay Pending for ever."""
+    return _crash_after_silence(
+        "quantgate: end runs that never start",
+        f"A run that is Pending for {UNBORN} is marked Crashed.",
+        after=_states("Pending"),
+        expect=_states("Running", "Scheduled", *ENDS),
+        within=UNBORN,
+        message=f"Did not start within {UNBORN}.",
+    )
+
+
+def _crash_after_silence(
+    name: str,
+    description: str,
+    *,
+    after: set[str],
+    expect: set[str],
+    within: timedelta,
+    message: str,
+) -> AutomationCore:
+    """Mark a run of ours Crashed where none of the expected events follows in time."""
     return AutomationCore(
-        name="quantgate: end runs that never start",
-        description=f"A run that is Pending for {UNBORN} is marked Crashed.",
+        name=name,
+        description=description,
         enabled=True,
         trigger=EventTrigger(
-            after={"prefect.flow-run.Pending"},
-            expect={f"prefect.flow-run.{state}" for state in ("Running", "Scheduled", *ENDS)},
+            after=after,
+            expect=expect,
             match={"prefect.resource.id": "prefect.flow-run.*"},
             match_related={"prefect.resource.role": "tag", "prefect.resource.id": TAG},
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=UNBORN,
+            within=within,
         ),
-        actions=[
-            ChangeFlowRunState(state=StateType.CRASHED, message=f"Did not start within {UNBORN}.")
-        ],
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message=message)],
     )
+
+
+def _states(*names: str) -> set[str]:
+    return {f"prefect.flow-run.{name}" for name in names}
 
 
 def _ensure_block(client: SyncPrefectClient) -> UUID:

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from flows.automations import SILENCE
+from flows.automations import SILENCE, UNBORN
 from tasks.hub.latest import source_stamp
 from tasks.spec import FolderSource
 from tests.servers.http import Answer, HttpServer
@@ -159,6 +159,9 @@ def test_zombies_are_ended_only_after_a_safe_time(team: Team) -> None:
     found = {item["name"]: item for item in team.post("automations/filter", {})}
     zombies = found["quantgate: end zombie runs"]
     assert zombies["enabled"] and zombies["trigger"]["within"] == SILENCE.total_seconds() >= 900
+    assert "prefect.flow-run.RELEASED" in zombies["trigger"]["expect"]
+    unborn = found["quantgate: end runs that never start"]
+    assert unborn["enabled"] and unborn["trigger"]["within"] == UNBORN.total_seconds()
     assert not found["quantgate: tell people"]["enabled"]
 
 
