@@ -179,7 +179,6 @@ def test_refusals_are_clear(
         (spec_of("local/absent:1"), BadInputError, "serve-image-missing"),
         (spec_of(None), BadInputError, "serve-image"),
         (spec_of(base, start={"gpus": "all"}), QuantgateError, "docker-no-gpu"),
-        (spec_of(base, env={"HF_TOKEN": "x"}), BadInputError, "serve-env-secret"),
         (spec_of(base, start={"mounts": {"/x": str(tmp_path / "absent")}}), BadInputError,
          "serve-mount"),
     )  # fmt: skip

@@ -90,25 +90,17 @@ def assert_alike(made: dict[str, Any], alone: dict[str, Any], processes: int) ->
     assert calibrated["tokens"] == reference["tokens"]
 
 
-@pytest.mark.slow
-def test_two_sharded_processes(
-    order: dict[str, Any], alone: dict[str, Any], tmp_path: Path
-) -> None:
-    launch = LaunchSpec(processes=2, shard="fsdp2")
-    assert_alike(run(order, launch, tmp_path / "out"), alone, 2)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("shard", ["replicate", "fsdp2"])
-def test_more_processes(
+def test_several_processes(
     order: dict[str, Any], alone: dict[str, Any], processes: int, shard: Any, tmp_path: Path
 ) -> None:
     launch = LaunchSpec(processes=processes, shard=shard)
     assert_alike(run(order, launch, tmp_path / "out"), alone, processes)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_nodes(order: dict[str, Any], alone: dict[str, Any], tmp_path: Path) -> None:
     """The second node is told by the first what to quantize."""
     port = free_port(0)
