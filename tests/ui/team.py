@@ -58,6 +58,10 @@ class Team:
         """Ask the server."""
         return self._asked("POST", path, body)
 
+    def patch(self, path: str, body: dict[str, Any]) -> None:
+        """Change something on the server."""
+        self._asked("PATCH", path, body)
+
     def _asked(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """As Prefect's own client: a busy server's 503 is asked again."""
         for _ in range(8):
@@ -84,13 +88,13 @@ class Team:
         found = self.deployment(name)
         for schedule in found["schedules"]:
             path = f"deployments/{found['id']}/schedules/{schedule['id']}"
-            self._asked("PATCH", path, {"active": False})
+            self.patch(path, {"active": False})
 
     def preset(self, name: str, settings: dict[str, Any]) -> None:
         """Change the values that a release deployment fills into its form."""
         found = self.deployment(f"release/{name}")
         parameters = changed(found["parameters"], settings)
-        self._asked("PATCH", f"deployments/{found['id']}", {"parameters": parameters})
+        self.patch(f"deployments/{found['id']}", {"parameters": parameters})
 
     def start(self, name: str, settings: dict[str, Any] | None = None) -> str:
         """Start a run of flow/name, as the UI does; its id."""
@@ -159,14 +163,14 @@ class Team:
         """Switch notifications on, as a person does in the UI: the block's address first."""
         [block] = [b for b in self.post("block_documents/filter", {}) if b["name"] == BLOCK]
         body = {"data": {"url": url}, "merge_existing_data": True}
-        self._asked("PATCH", f"block_documents/{block['id']}", body)
+        self.patch(f"block_documents/{block['id']}", body)
         named = {item["name"]: item["id"] for item in self.post("automations/filter", {})}
         automation = f"automations/{named['quantgate: tell people']}"
-        self._asked("PATCH", automation, {"enabled": True})
+        self.patch(automation, {"enabled": True})
         try:
             yield
         finally:
-            self._asked("PATCH", automation, {"enabled": False})
+            self.patch(automation, {"enabled": False})
 
     def flow_process(self, run: str) -> psutil.Process | None:
         """The process that runs a flow run."""
