@@ -94,7 +94,7 @@ def test_a_killed_run_takes_its_engine_along_and_ends_crashed(team: Team) -> Non
 
 
 @pytest.mark.timeout(600)
-def test_a_worker_that_is_told_to_stop_takes_its_runs_along(team: Team) -> None:
+def test_a_worker_that_is_told_to_stop_leaves_no_engine_and_no_run_running(team: Team) -> None:
     run = team.start("release/manual", {"gates.gsm8k.seed": 3})
     team.until(run, {"RUNNING"})
     team.until_an_engine_runs()
